@@ -210,7 +210,7 @@ async def _scramble(live: Live, chance: random.Random) -> None:
         queues[name] = [*queues[name][:1], *rest[number :: len(names)]]
     for _ in range(SCRAMBLES_MAX):
         machine.changes.begin(PlanCause.ASKED, queues, time.time())
-        live.term.tell(Tick())
+        live.term.submit(Tick())
         await live.quiet()
         if machine.board.queues == queues:
             return

@@ -41,7 +41,7 @@ def test_the_setting_names_a_class(folder: Path) -> None:
         ("nobody:Last", "No module named 'nobody'"),
         ("users_policies:First", "has no attribute 'First'"),
         ("users_policies:", "has no attribute"),
-        ("pathlib:Path", "is no class of"),
+        ("pathlib:Path", "not a subclass of"),
     ],
 )
 def test_any_other_name_is_refused_with_the_reason(folder: Path, name: str, why: str) -> None:

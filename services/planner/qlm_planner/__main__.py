@@ -28,7 +28,7 @@ async def _serve(config: PlannerConfig, stop: asyncio.Event) -> None:
 
 TEXT = """Group requests and order the groups on the instances' virtual queues.
 
-Several planners may run for one queue: one leads, the others stand by and take over when its lease ends. Stops on SIGTERM or SIGINT."""
+Several planners may run for one queue: one leads, the others take over when its lease ends. Stops on SIGTERM or SIGINT."""
 
 COMMAND = service_command("planner", PlannerConfig, text=TEXT, example="planner.delta=2", serve=_serve)
 

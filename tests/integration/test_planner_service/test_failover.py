@@ -185,7 +185,7 @@ async def test_what_comes_from_outside_is_refused_when_too_much_waits(cluster: C
 
 def _tell_much(term: Leadership) -> None:
     for _ in range(7):
-        term.tell(LoadReported(incarnation="x/1", active_model="", warm_models=()))
+        term.submit(LoadReported(incarnation="x/1", active_model="", warm_models=()))
 
 
 async def test_profiles_that_cannot_be_read_leave_the_last_ones(cluster: Cluster) -> None:

@@ -245,7 +245,7 @@ LONG = 4_000, 20
 async def test_advice_is_the_same_there_and_makes_room_for_jobs() -> None:
     answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
     async with worker() as found:
-        with pytest.raises(AdviceFailedError, match="warms up"):
+        with pytest.raises(AdviceFailedError, match="not ready"):
             await found.advise(question())
         await warm(found)
         asked = question(*LONG)
@@ -309,7 +309,7 @@ message()
 """
 
 
-@pytest.mark.parametrize(("size", "reason"), [(8, "cannot be read"), (1 << 40, "bytes")])
+@pytest.mark.parametrize(("size", "reason"), [(8, "unreadable"), (1 << 40, "bytes")])
 async def test_an_answer_that_is_none_ends_the_process(size: int, reason: str) -> None:
     answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
     async with worker(command=(sys.executable, "-c", NONSENSE.format(size=size))) as found:

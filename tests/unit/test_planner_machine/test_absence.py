@@ -28,7 +28,7 @@ def demanded(per_s: float, slo_s: float, kind: SloKind = SloKind.COMPLETION, wat
     """Requests of model alpha that came at a rate until now."""
     demand = Demand(START_S - watched_s)
     count = round(per_s * watched_s)
-    demand.saw(arrival(n, START_S - watched_s * (1.0 - n / count), model="alpha", slo_s=slo_s, kind=kind) for n in range(count))
+    demand.record(arrival(n, START_S - watched_s * (1.0 - n / count), model="alpha", slo_s=slo_s, kind=kind) for n in range(count))
     return demand
 
 
@@ -153,7 +153,7 @@ def test_models_that_nobody_knows_are_of_no_account() -> None:
     for active, wanted in (("strange", "alpha"), ("alpha", "odd")):
         made: ClassTable = class_table(swap_s=SWAP_S)
         demand = Demand(START_S - 60.0)
-        demand.saw(arrival(n, START_S - n, model=wanted, slo_s=5.0) for n in range(60))
+        demand.record(arrival(n, START_S - n, model=wanted, slo_s=5.0) for n in range(60))
         board = board_with(demand, slot("a", active=active), slot("b", active=""))
         new = group(1, "alpha", 600.0)
         assert best_place(lines_of(board, made, START_S), made, new, START_S) is not None

@@ -41,7 +41,7 @@ async def asked(
     demand = Demand(world.now_s - watched_s)
     for (model, slo_s), rate in per_s.items():
         count = round(rate * watched_s)
-        demand.saw(arrival(n, world.now_s - watched_s * (1.0 - n / count), model=model, slo_s=slo_s, kind=kind) for n in range(count))
+        demand.record(arrival(n, world.now_s - watched_s * (1.0 - n / count), model=model, slo_s=slo_s, kind=kind) for n in range(count))
     return question_of(machine.board, machine.changes.table, demand, world.now_s)
 
 
@@ -60,7 +60,7 @@ async def cluster(*names: str, gpu: str = "big") -> World:
 @pytest.mark.parametrize("watched_s", [20.0, 120.0, 600.0])
 def test_a_steady_rate_is_measured_however_long_it_was_watched(watched_s: float) -> None:
     demand = Demand(START_S)
-    demand.saw(arrival(n, START_S + n / 5.0, tokens=100 + n % 2 * 100) for n in range(int(5 * watched_s)))
+    demand.record(arrival(n, START_S + n / 5.0, tokens=100 + n % 2 * 100) for n in range(int(5 * watched_s)))
     [rate] = demand.rates(START_S + watched_s)
     assert rate.per_s == pytest.approx(5.0, rel=0.02)
     assert rate.prompt_tokens == pytest.approx(150.0, rel=0.02)
@@ -68,30 +68,30 @@ def test_a_steady_rate_is_measured_however_long_it_was_watched(watched_s: float)
 
 def test_what_came_no_more_fades_and_what_waited_before_is_no_demand() -> None:
     demand = Demand(START_S)
-    demand.saw([arrival(1, START_S - 5.0)])
+    demand.record([arrival(1, START_S - 5.0)])
     assert demand.rates(START_S + 60.0) == []
-    demand.saw(arrival(n, START_S + n / 10) for n in range(600))
+    demand.record(arrival(n, START_S + n / 10) for n in range(600))
     [rate] = demand.rates(START_S + 900.0)
     assert rate.per_s < 0.02
 
 
 def test_the_keys_that_are_counted_are_bounded() -> None:
     demand = Demand(START_S)
-    demand.saw(arrival(n, START_S + n, model=f"m{n}") for n in range(3 * KEYS_MAX))
+    demand.record(arrival(n, START_S + n, model=f"m{n}") for n in range(3 * KEYS_MAX))
     assert len(demand.streams) <= KEYS_MAX
     assert f"m{3 * KEYS_MAX - 1}" in {key.model for key in demand.streams}
 
 
 def test_what_comes_most_is_kept_when_there_are_too_many_keys() -> None:
     demand = Demand(START_S)
-    demand.saw(arrival(n, START_S, model="often") for n in range(50))
-    demand.saw(arrival(n, START_S + n / 1000, model=f"m{n}") for n in range(3 * KEYS_MAX))
+    demand.record(arrival(n, START_S, model="often") for n in range(50))
+    demand.record(arrival(n, START_S + n / 1000, model=f"m{n}") for n in range(3 * KEYS_MAX))
     assert "often" in {key.model for key in demand.streams}
 
 
 def test_the_shortest_slo_of_a_key_counts() -> None:
     demand = Demand(START_S)
-    demand.saw(arrival(n, START_S, slo_s=slo_s) for n, slo_s in enumerate((60.0, 40.0, 50.0)))
+    demand.record(arrival(n, START_S, slo_s=slo_s) for n, slo_s in enumerate((60.0, 40.0, 50.0)))
     [rate] = demand.rates(START_S + 1.0)
     assert rate.slo_s == 40.0
 
@@ -117,7 +117,7 @@ def test_fast_engines_are_asked_about_as_many_of_their_own_seconds() -> None:
     """They run ten times as fast: 30 s of arrivals, of which those due within 6 s do not count."""
     fast, demand = slot("a"), Demand(START_S - 60.0)
     fast.facts = replace(fast.facts, time_scale=10.0)
-    demand.saw(arrival(n, START_S - 60.0 + n / 10.0, slo_s=4.0) for n in range(600))
+    demand.record(arrival(n, START_S - 60.0 + n / 10.0, slo_s=4.0) for n in range(600))
     question = question_of(board_of([fast], {"a": []}), ClassTable(estimates=estimates()), demand, START_S)
     assert question.problem is not None
     assert (question.problem.deadline_s + question.problem.spread_s).max() == pytest.approx(34.0)
@@ -268,7 +268,7 @@ async def test_no_instance_at_all_is_advised_from_what_profiles_know() -> None:
     await world.settle()
     question = await asked(world, {("alpha", 300.0): 5.0})
     assert question.unserved == 51
-    assert question.worth_asking
+    assert question.needs_advice
     advice = advise(question)
     assert advice.options[0].models == ("alpha",)
     assert advice.options[0].instances == 1

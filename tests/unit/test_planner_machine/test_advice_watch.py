@@ -168,6 +168,6 @@ async def test_a_cluster_with_work_and_no_misses_is_left_alone(count: int) -> No
     await world.submit("alpha", slo_s=600.0, count=count)
     await world.settle()
     calm = dataclasses.replace(await asked(world, {("alpha", 600.0): 1.0}), idle=0)
-    assert calm.worth_asking == (count > 0)
+    assert calm.needs_advice == (count > 0)
     watch, _ = await watched([calm], lambda watch, asks: asks > 3)
     assert watch.latest is None

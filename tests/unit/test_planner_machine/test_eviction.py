@@ -33,7 +33,7 @@ def running(runs: Sequence[tuple[Group, int]]) -> Slot:
     """An engine with so many requests of some groups."""
     on = slot("a", running=sum(count for _, count in runs))
     for each, count in runs:
-        on.took(each, count)
+        on.add_running(each, count)
     return on
 
 

@@ -72,7 +72,7 @@ async def test_who_joins_them_has_a_deadline() -> None:
     assert group.next_deadline_s == math.inf, "a look changes nothing about that"
     due_s = group.first_deadline_s + 0.4 * SLO_S
     group.waiting, group.last_deadline_s = 25, due_s
-    group.told_next(group.first_deadline_s)
+    group.set_next_deadline(group.first_deadline_s)
     assert group.first_deadline_s < group.next_deadline_s < due_s
     assert group.answered == 20
 

@@ -17,7 +17,7 @@ from qlm_planner.board.board import Board
 from qlm_planner.cost.order_cost import OWN, WORK
 from qlm_planner.cost.virtual_queues import lines_of, times_of
 from qlm_planner.machine.effects import Shed
-from qlm_planner.overload.shedding import LOOKS_MIN, Shedding
+from qlm_planner.overload.shedding import ROUNDS_MIN, Shedding
 from qlm_planner.policy import Policy
 
 from .test_cheapest_place import board_of, class_table, group, slot
@@ -93,8 +93,8 @@ def test_all_of_a_group_are_late_where_one_alone_takes_longer_than_its_slo() -> 
     for share, shed in ((0.5, 39), (20.0, 0)):  # one may just be in time
         shedding = Shedding(policy=Policy(shed_max=100))
         group.first_deadline_s = group.next_deadline_s = group.last_deadline_s = START_S + share * own_s
-        for _ in range(LOOKS_MIN):
-            shedding.look(board, made, START_S)
+        for _ in range(ROUNDS_MIN):
+            shedding.find_late(board, made, START_S)
         assert (0 if shedding.due is None else shedding.due.count) == shed
 
 
@@ -155,23 +155,23 @@ def by_deadline(board: Board) -> bool:
 # On boards made by hand -----------------------------------------------------------------------------------------------
 
 
-def looked(board: Board, looks: int = LOOKS_MIN) -> Shed | None:
+def looked(board: Board, looks: int = ROUNDS_MIN) -> Shed | None:
     """What is shed after some looks at one moment."""
     shedding, made = Shedding(policy=Policy()), class_table()
     for _ in range(looks):
-        shedding.look(board, made, START_S)
+        shedding.find_late(board, made, START_S)
     return shedding.due
 
 
 def test_it_takes_several_looks_in_a_row() -> None:
     late, early = board_of([slot("a")], {"a": [group(1, "alpha", 2.0, 400)]}), board_of([slot("a")], {"a": [group(1, "alpha", 200.0, 400)]})
-    assert looked(late, LOOKS_MIN - 1) is None
-    assert looked(late, LOOKS_MIN) is not None
+    assert looked(late, ROUNDS_MIN - 1) is None
+    assert looked(late, ROUNDS_MIN) is not None
     shedding, made = Shedding(policy=Policy()), class_table()
     for board in (late, late, early, late, late):
-        shedding.look(board, made, START_S)
+        shedding.find_late(board, made, START_S)
         assert shedding.due is None
-    shedding.look(late, made, START_S)
+    shedding.find_late(late, made, START_S)
     assert shedding.due is not None
 
 

@@ -95,7 +95,7 @@ async def test_with_all_events_read_it_is_as_a_look_at_all_groups(seed: int) -> 
 
     for _ in range(4):
         await happen(world, chance, held)
-        ask = history.overview_begins(board)
+        ask = history.begin_overview(board)
         assert ask.group_ids is not None
         asked = tuple(chance.sample(ask.group_ids, chance.randrange(len(ask.group_ids) + 1)))
         view = snapshot_of(await world.queue.overview(asked), asked)
@@ -132,7 +132,7 @@ async def test_what_a_page_does_not_mend_asks_for_all_groups(wrong: str) -> None
             del board.groups[queue.pop(1)]
         case "standing":
             board.queues[name] = [*queue, "g9-9"]
-            board.groups["g9-9"] = board.loaded((await whole(world)).groups[queue[0]], None)
+            board.groups["g9-9"] = board.group_of_row((await whole(world)).groups[queue[0]], None)
         case "gone":
             board.queues[name] = queue[:1]
             board.groups[queue[1]].waiting = 0
@@ -164,7 +164,7 @@ async def test_a_group_that_ended_unseen_is_forgotten_by_the_page_that_names_it(
     world = await filled(random.Random(3))
     board = Board(slo_band=0)
     board.load(await whole(world), world.now_s)
-    ghost = board.loaded(next(iter((await whole(world)).groups.values())), None)
+    ghost = board.group_of_row(next(iter((await whole(world)).groups.values())), None)
     ghost.group_id, ghost.waiting = "g9-9", 0
     board.groups["g9-9"] = ghost
     assert refresh(board, snapshot_of(await world.queue.overview([]), ()), (), world.now_s)

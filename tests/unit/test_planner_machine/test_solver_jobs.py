@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qlm_planner.machine.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
 from qlm_planner.machine.events import ReplanAsked, Solved, SolveFailed
-from qlm_planner.plan.solver_jobs import worth
+from qlm_planner.plan.solver_jobs import is_worth
 from qlm_planner.policy import Policy
 from qlm_planner.search import Orders
 from qlm_planner.shell.solver_requests import answer
@@ -140,11 +140,11 @@ async def test_an_answer_outlives_a_conflict() -> None:
 
 def test_margins() -> None:
     policy = Policy(replan_gain=0.02, replan_gain_min=100.0)
-    assert worth(policy, 10_000.0, 9_700.0)
-    assert not worth(policy, 10_000.0, 9_850.0)
-    assert not worth(policy, 1_000.0, 910.0)
-    assert not worth(policy, 10_000.0, float("nan"))
-    assert not worth(policy, float("nan"), 0.0)
+    assert is_worth(policy, 10_000.0, 9_700.0)
+    assert not is_worth(policy, 10_000.0, 9_850.0)
+    assert not is_worth(policy, 1_000.0, 910.0)
+    assert not is_worth(policy, 10_000.0, float("nan"))
+    assert not is_worth(policy, float("nan"), 0.0)
 
 
 async def test_an_adversary_makes_no_swaps() -> None:

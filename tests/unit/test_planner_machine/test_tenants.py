@@ -13,7 +13,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.request import SloKind
 from qlm_planner.board.group import BEHIND, USUAL, Group, GroupTraits, from_meta, to_meta
 from qlm_planner.board.slot import Running, Slot
-from qlm_planner.board.tenant_shares import LOOK_MAX_S, PARTS, TenantShares
+from qlm_planner.board.tenant_shares import INTERVAL_MAX_S, PARTS, TenantShares
 from qlm_planner.board.tenants import (
     LIMITED_MAX,
     WEIGHT_EXPONENT_MAX,
@@ -138,11 +138,11 @@ def test_shares_are_of_gpu_time_in_the_window() -> None:
     shares = TenantShares(tenants=Tenants(named=(GREEDY,)), window_s=60.0)
     slots = [slot_of(**{"1__greedy": 30, "1": 10}), slot_of(**{"1": 5}), slot_of()]
     for second in range(10):
-        shares.look(slots, START_S + second)
+        shares.update(slots, START_S + second)
     assert shares.in_use() == {"1/greedy": pytest.approx(0.375)}
     assert shares.above == {"1/greedy"}
     for second in range(10, 200):
-        shares.look(slots[1:], START_S + second)
+        shares.update(slots[1:], START_S + second)
         assert len(shares._parts) <= PARTS + 1
     assert shares.in_use() == {}
     assert shares.above == frozenset()
@@ -152,7 +152,7 @@ def test_a_tenant_does_not_go_back_and_forth_at_its_limit() -> None:
     shares = TenantShares(tenants=Tenants(named=(GREEDY,)), window_s=60.0)
     turns, was = 0, False
     for second in range(120):
-        shares.look([slot_of(**{"1__greedy": 25 + second % 2, "1": 75 - second % 2})], START_S + second)
+        shares.update([slot_of(**{"1__greedy": 25 + second % 2, "1": 75 - second % 2})], START_S + second)
         turns += was != bool(shares.above)
         was = bool(shares.above)
     assert turns <= 2
@@ -160,10 +160,10 @@ def test_a_tenant_does_not_go_back_and_forth_at_its_limit() -> None:
 
 def test_a_long_pause_between_two_looks_is_not_taken_as_served() -> None:
     shares = TenantShares(tenants=Tenants(named=(GREEDY,)), window_s=1e6)
-    shares.look([slot_of(**{"1__greedy": 1})], START_S)
-    shares.look([slot_of(**{"1__greedy": 1})], START_S + 1e5)
-    shares.look([slot_of(**{"1": 1})], START_S + 1e5 - 50.0)
-    assert sum(part.all_s for part in shares._parts) == LOOK_MAX_S
+    shares.update([slot_of(**{"1__greedy": 1})], START_S)
+    shares.update([slot_of(**{"1__greedy": 1})], START_S + 1e5)
+    shares.update([slot_of(**{"1": 1})], START_S + 1e5 - 50.0)
+    assert sum(part.all_s for part in shares._parts) == INTERVAL_MAX_S
 
 
 async def test_who_has_had_too_much_waits_behind_and_comes_back() -> None:

@@ -1,9 +1,9 @@
-"""The board: what the planner knows of groups, virtual queues and instances, and how it keeps that right.
+"""The board: groups, virtual queues and instances as the planner knows them, kept up to date by events and overviews.
 
-board, group, slot            groups on queues, instances with what they run; counts only
-snapshot                      the queue as it is read
-history, partial_overview     lifecycle events and overviews in one order; overviews that have a page of the groups
-arrivals                      requests on their way into groups
-sweeps                        calls at intervals: reclaim, expire, forget
-tenants, tenant_shares        weights and limits of tenants; the share of the served work that each has had
+board, group, slot            groups on queues, instances with the requests that they run; counts only
+snapshot                      an overview of the queue
+history, partial_overview     merges lifecycle events and overviews; overviews that hold a page of the groups
+arrivals                      requests that wait for a group
+sweeps                        periodic calls: reclaim, expire, forget
+tenants, tenant_shares        weights and limits of tenants; their shares of the served work
 """

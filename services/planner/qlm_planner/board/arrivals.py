@@ -1,7 +1,7 @@
-"""Requests on their way into groups: those read and not placed yet, and the scan for those that another planner read.
+"""Requests that wait for a group, and the scan for requests that another planner read.
 
-A scan (`read_unplaced`, page by page) finds every request that was accepted and not placed, read by a planner or not. Queue ids grow with
-acceptance, so what later comes as an arrival with an id up to the last one scanned was found by the scan, or is placed.
+A scan (`read_unplaced`, page by page) finds every accepted, unplaced request. Queue ids grow with acceptance, so later arrivals with ids up
+to the last scanned one are duplicates.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from qlm_planner.machine.effects import ReadUnplaced
 from qlm_planner.policy import BATCH_MAX, Policy
 
 MISSED_OVERVIEWS = 2
-"""After so many overviews in a row that held unplaced requests while none was pending here, some were lost on the way."""
+"""Consecutive overviews with unplaced requests and none pending here, after which a scan starts: requests were lost."""
 BUSY_OVERVIEWS = 20
-"""After so many overviews in a row that held unplaced requests, whatever was pending, some may have been lost behind the others."""
+"""Consecutive overviews with unplaced requests, pending or not, after which a scan starts: pending ones may hide lost ones."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ArrivalBuffer:
-    """`pending`: queue id -> request, in order of arrival. `scanning`: a scan is under way; it begins with one. `reading`: a page of it is;
-    `outdated`: of one that has begun anew since. `missed`, `busy`: overviews in a row that held unplaced requests, those with nothing
-    pending here and all."""
+    """`pending`: queue id -> request, by arrival. `scanning`: a scan is under way, as at the start; `reading`: a page of it is; `outdated`:
+    that page belongs to an earlier scan. `missed`, `busy`: consecutive overviews with unplaced requests, with none pending and in all."""
 
     policy: Policy
     pending: dict[str, Arrival] = field(default_factory=dict)
@@ -37,7 +36,7 @@ class ArrivalBuffer:
 
     @property
     def backlog(self) -> bool:
-        """More waits than one call places."""
+        """Whether more requests wait than one call places."""
         return len(self.pending) > BATCH_MAX
 
     @property
@@ -45,27 +44,26 @@ class ArrivalBuffer:
         return len(self.pending) + self.policy.arrivals_max <= self.policy.pending_max
 
     def rescan(self) -> None:
-        """Something may have been read and lost on the way."""
+        """Starts a new scan."""
         self.scanning = True
         self.scan_after = ""
         self.outdated = self.reading
         self.missed = self.busy = 0
 
     def next_page(self) -> ReadUnplaced | None:
-        """The next page of the scan, where one is to be read: beside the placements of those before, since it holds only later requests."""
+        """The next page of the scan, if one is due. It may run beside placements of earlier pages: it holds later requests."""
         if not self.scanning or self.reading or not self.has_room:
             return None
         self.reading = True
         return ReadUnplaced(after=self.scan_after, count=self.policy.arrivals_max)
 
     def page_failed(self) -> None:
-        """The page is to be read again."""
+        """Schedules the page again."""
         self.reading = self.outdated = False
 
     def compare(self, unplaced: int) -> None:
-        """An overview counts `unplaced` requests. They are pending here, on their way in a read, or were lost with one, perhaps one of a
-        former leader that woke up once more: that something is unplaced in overview after overview tells, at last also under a load so
-        steady that there is always something pending."""
+        """Compares with an overview of `unplaced` requests: pending here, in a read under way, or lost with one (a former leader may read
+        too). Repeated ones start a scan."""
         if unplaced == 0 or self.scanning:
             self.missed = self.busy = 0
             return
@@ -75,7 +73,7 @@ class ArrivalBuffer:
             self.rescan()
 
     def add_page(self, arrivals: tuple[Arrival, ...], read_to: str) -> list[Arrival]:
-        """`read_to`: the last queue id of the page, "" for an empty one, which is the last. Gives those that were not known."""
+        """Adds a page up to the queue id `read_to` ("": the scan ends). Returns the requests that are new here."""
         outdated, self.reading, self.outdated = self.outdated, False, False
         if outdated:
             pass
@@ -87,11 +85,11 @@ class ArrivalBuffer:
         return self._add(arrivals)
 
     def add_arrivals(self, arrivals: tuple[Arrival, ...]) -> list[Arrival]:
-        """Gives those that were not known."""
+        """Returns the requests that are new here."""
         return self._add(arrival for arrival in arrivals if entry_id(arrival.facts.queue_id) > self.scanned)
 
     def take(self) -> list[Arrival]:
-        """The next requests to place."""
+        """Removes and returns the next requests to place."""
         chosen = list(self.pending.values())[:BATCH_MAX]
         for arrival in chosen:
             del self.pending[arrival.facts.queue_id]

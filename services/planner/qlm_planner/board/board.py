@@ -1,6 +1,6 @@
-"""The board: what the planner knows of groups, virtual queues and instances. It holds counts per group and nothing per request.
+"""The board: groups, virtual queues and instances with counts per group; it holds nothing per request.
 
-Counts change by the planner's own placements at once and by lifecycle events as they are read; an overview replaces them all.
+Placements of the planner change it at once, lifecycle events as they are read; an overview replaces all counts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from qlm_planner.board.tenants import limited_tenant
 from qlm_planner.machine.effects import Place
 from qlm_planner.machine.events import Change, ChangeKind, LoadReported
 
-BATCH_LOOK = 64
-
+BATCH_GROUPS_MAX = 64
+"""Groups at the front of a queue that `in_batch` counts."""
 Target = dict[str, list[str]]
-"""Group ids of each queue as they should be."""
+"""Instance -> group ids in the wanted order."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Board:
-    """`newest`: the newest open group of each key. `reopened`: groups that gave way to a head and stand where that left
-    them. `expected`: arrivals of each model; `expectations`: how often that has changed. `pauses`: of models and tenants."""
+    """`newest`: the newest open group of each key. `reopened`: evicted groups, in place behind the head. `expected`: arrival rates of each
+    model; `expectations`: number of updates of it. `pauses`: of models and tenants."""
 
     slo_band: int
     groups: dict[str, Group] = field(default_factory=dict)
@@ -53,12 +53,11 @@ class Board:
 
     @property
     def serving(self) -> list[Slot]:
-        """The instances that may be given groups, by name."""
+        """Instances that accept groups, by name."""
         return [slot for _, slot in sorted(self.slots.items()) if slot.serving]
 
     def is_paused(self, key: GroupKey) -> bool:
-        """Whether no instance serves groups of a key until an operator says otherwise. Requests of a paused tenant have groups of their own
-        (`TenantClasses`)."""
+        """Whether an operator has paused the groups of a key. Requests of a paused tenant have groups of their own (`TenantClasses`)."""
         return bool(self.pauses) and is_paused(self.pauses, key.model, limited_tenant(key.tenant_class))
 
     def order(self) -> Target:
@@ -70,9 +69,9 @@ class Board:
         return [self.groups[group_id] for group_id in self.queues.get(instance, ())]
 
     def in_batch(self, slot: Slot) -> int:
-        """Requests that run on an instance or wait for its active model at the front of its queue, of BATCH_LOOK groups at the most."""
+        """Requests that run on an instance or wait for its active model in the first BATCH_GROUPS_MAX groups of its queue."""
         count = slot.running
-        for group_id in self.queues.get(slot.facts.name, ())[:BATCH_LOOK]:
+        for group_id in self.queues.get(slot.facts.name, ())[:BATCH_GROUPS_MAX]:
             group = self.groups[group_id]
             if group.traits.key.model != slot.active_model:
                 break
@@ -84,17 +83,17 @@ class Board:
         self.expectations += 1
 
     def successor(self, group: Group) -> str:
-        """The group behind an open one on its queue, "" for the last."""
+        """The group behind an open one on its queue, "" behind the last."""
         queue = self.queues[group.instance]
         position = queue.index(group.group_id) + 1
         return queue[position] if position < len(queue) else ""
 
     def place_by_urgency(self, queue: Sequence[str], group: Group) -> int:
-        """In front of the first group that is less urgent."""
+        """The position in front of the first less urgent group."""
         return next((at for at, other in enumerate(queue) if self.groups[other].urgency > group.urgency), len(queue))
 
     def take_reopened(self) -> list[str]:
-        """The groups that gave way since it was asked last."""
+        """Removes and returns the groups evicted since the last call."""
         reopened, self.reopened = self.reopened, []
         return reopened
 
@@ -105,17 +104,17 @@ class Board:
         assert group.group_id not in self.queues[group.instance]
         self.groups[group.group_id] = group
         self.queues[group.instance].insert(position, group.group_id)
-        self.join_here(group)
+        self.mark_newest(group)
 
-    def join_here(self, group: Group) -> None:
-        """A group is open: requests of its key join it, unless a newer one is."""
+    def mark_newest(self, group: Group) -> None:
+        """Lets requests of an open group's key join it, unless a newer one is open."""
         key = group.traits.key
         held = self.newest.get(key)
         if held is None or held.order <= group.order:
             self.newest[key] = group
 
-    def opened_on(self, instance: str) -> None:
-        """The queue opened a group on a virtual queue, which gives that another version. A version that is wrong costs a conflict."""
+    def count_opening(self, instance: str) -> None:
+        """Raises the version of a virtual queue on which the queue opened a group. A wrong version costs a conflict."""
         if instance in self.versions:
             self.versions[instance] += 1
 
@@ -129,7 +128,7 @@ class Board:
         group.last_deadline_s = max(group.last_deadline_s, facts.deadline_s)
 
     def regroup(self, source: Group, into: Group, count: int, prompt_tokens: int) -> None:
-        """Waiting requests of a group are in another one on its queue now, which may have been opened for them behind it."""
+        """Moves waiting requests to another group of the queue, or to a new one, opened right behind the source."""
         queue = self.queues[source.instance]
         if into.group_id not in queue:
             place = queue.index(source.group_id) + 1 if source.group_id in queue else len(queue)
@@ -140,35 +139,35 @@ class Board:
         into.waiting_prompt_tokens += prompt_tokens
         gone = min(count, source.waiting)
         answered = max(0, source.answered - (source.waiting - gone))
-        if answered:  # they stood in front, and the last of all go
+        if answered:  # answered requests stand in front, and the last requests move
             into.answered += answered
-            into.told_next(into.next_deadline_s)
+            into.set_next_deadline(into.next_deadline_s)
         source.live -= gone
         if gone:
             source.waiting -= gone - 1
             self._leave(source, prompt_tokens)
         if source.live <= 0:
             self.groups.pop(source.group_id, None)
-        self.join_here(into)
+        self.mark_newest(into)
 
-    def placed(self, call: Place, done: Sequence[bool]) -> None:
-        """A placement was answered: for each of its requests, whether it is in its group."""
-        assert len(done) == len(call.requests), "an answer for each request"
+    def apply_placement(self, call: Place, done: Sequence[bool]) -> None:
+        """Applies the answer to a placement: whether each request is in its group."""
+        assert len(done) == len(call.requests), "one answer for each request"
         for name in call.opened:
-            self.opened_on(name)
+            self.count_opening(name)
         for placement, is_in in zip(call.requests, done, strict=True):
             if not is_in:
                 self.drop_request(placement.group_id, placement.arrival.facts.prompt_tokens)
 
     def drop_request(self, group_id: str, prompt_tokens: int) -> None:
-        """A request that was added turned out to be placed elsewhere or ended."""
+        """Removes an added request that is placed elsewhere or has ended."""
         group = self.groups.get(group_id)
         if group is not None:
             self._leave(group, prompt_tokens)
             self._end(group)
 
     def apply_change(self, change: Change) -> None:
-        """A lifecycle event. One about a group that is not known is ignored: the next overview tells."""
+        """Applies a lifecycle event. Events of unknown groups are ignored: the next overview corrects the counts."""
         group = self.groups.get(change.group_id)
         if group is None:
             return
@@ -183,22 +182,22 @@ class Board:
                 if slot is not None:
                     slot.running += 1
                     slot.active_model = slot.active_model or group.traits.key.model
-                    slot.took(group, 1)
+                    slot.add_running(group, 1)
             case ChangeKind.RETURNED:
                 self._return(group, change)
                 if slot is not None:
-                    slot.let_go(group.group_id)
+                    slot.end_running(group.group_id)
             case ChangeKind.ENDED_RUNNING:
                 if slot is not None:
-                    slot.let_go(group.group_id)
+                    slot.end_running(group.group_id)
                 self._end(group)
             case ChangeKind.ENDED_WAITING:
                 group.answered -= min(group.answered, int(change.answered))
                 self._leave(group, change.prompt_tokens)
                 self._end(group)
 
-    def reported(self, load: LoadReported) -> bool:
-        """What an agent says of its engine. False for one that is not known."""
+    def apply_report(self, load: LoadReported) -> bool:
+        """Applies an agent's report of its engine. False for an unknown incarnation."""
         slot = self._owner(load.incarnation)
         if slot is None:
             return False
@@ -208,13 +207,13 @@ class Board:
         return True
 
     def load(self, snapshot: Snapshot, now_s: float) -> None:
-        """Takes an overview as the truth. What agents reported since (the active model) is kept."""
+        """Replaces all counts by an overview. Agents' later reports (the active model) stay."""
         self.plan_version = max(self.plan_version, snapshot.plan_version)
         self.load_slots(snapshot, now_s)
         self.incarnations = dict(snapshot.incarnations)
         old, self.groups = self.groups, {}
         for group_id, row in snapshot.groups.items():
-            self.groups[group_id] = self.loaded(row, old.get(group_id))
+            self.groups[group_id] = self.group_of_row(row, old.get(group_id))
         self.queues = {name: [] for name in (UNASSIGNED, *self.slots)}
         self.versions = dict.fromkeys(self.queues, 0)
         for queue in snapshot.queues:
@@ -225,10 +224,10 @@ class Board:
         self.newest = {}
         for group in self.groups.values():
             if group.open:
-                self.join_here(group)
+                self.mark_newest(group)
 
-    def loaded(self, row: GroupRow, old: Group | None) -> Group:
-        """A group as an overview has it; what never changes is that of the `old` one."""
+    def group_of_row(self, row: GroupRow, old: Group | None) -> Group:
+        """A group from an overview, with the traits and the tier of the `old` one."""
         traits = from_meta(row.meta) if old is None else old.traits
         return Group(
             group_id=row.group_id,
@@ -247,13 +246,13 @@ class Board:
         )
 
     def load_slots(self, snapshot: Snapshot, now_s: float) -> None:
-        """The instances and the pauses as an overview has them."""
+        """Replaces the instances and the pauses by those of an overview."""
         self.pauses = snapshot.pauses
         old, self.slots = self.slots, {}
         for row in snapshot.instances:
             known = old.get(row.facts.name)
             same = known is not None and known.facts.incarnation == row.facts.incarnation
-            facts = row.facts.lasting  # what service times are kept by
+            facts = row.facts.lasting  # the key of cached service times
             active, warm = row.facts.active_model, row.facts.warm_models
             slot = known if known is not None and same else Slot(facts=facts, active_model=active, warm_models=warm)
             slot.facts = facts
@@ -269,38 +268,35 @@ class Board:
                 self.slots[queue.instance].running = queue.running
 
     def move(self, queues: Mapping[str, list[str]], homes: Mapping[str, str]) -> None:
-        """Replaces whole queues by what a plan made of them. `homes`: the queues of the groups that it named."""
+        """Replaces whole queues. `homes`: named groups -> their queues."""
         self.queues.update(queues)
         for group_id, instance in homes.items():
             self.groups[group_id].instance = instance
-
-    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _owner(self, incarnation: str) -> Slot | None:
         slot = self.slots.get(instance_of(incarnation))
         return slot if slot is not None and slot.facts.incarnation == incarnation else None
 
     def _load_runners(self) -> None:
-        """Who runs what: an overview tells how many of a group run, and the events before it where they did. Where these do not agree, they
-        run where the group is or was."""
-        told: dict[str, list[tuple[Slot, int]]] = {}
+        """Sets the runners: an overview counts the running requests of a group, earlier events name their instances. Where the two
+        disagree, the instance of the group's queue runs all."""
+        known: dict[str, list[tuple[Slot, int]]] = {}
         for slot in self.slots.values():
             for group_id, kept in slot.runners.items():
-                told.setdefault(group_id, []).append((slot, kept.count))
+                known.setdefault(group_id, []).append((slot, kept.count))
             slot.runners = {}
         for group in self.groups.values():
             running = group.live - group.waiting
             if running > 0:
-                places = told.get(group.group_id, [])
+                places = known.get(group.group_id, [])
                 if sum(count for _, count in places) != running:
                     home = self.slots.get(group.instance)
                     places = [] if home is None else [(home, running)]
                 for slot, count in places:
-                    slot.took(group, count)
+                    slot.add_running(group, count)
 
     def _leave(self, group: Group, prompt_tokens: int) -> None:
-        """One waiting request fewer; the group leaves its queue with the last one. Who is answered stands in front, and leaves last of all
-        where nobody pulled it."""
+        """Removes a waiting request; the last one closes the group. Answered requests stand in front, and leave last unless pulled."""
         if not group.open:
             return
         group.waiting -= 1
@@ -310,10 +306,10 @@ class Board:
             queue = self.queues[group.instance]
             if group.group_id in queue:
                 queue.remove(group.group_id)
-            self._not_newest(group)
+            self._replace_newest(group)
 
-    def _not_newest(self, group: Group) -> None:
-        """A group has drained: requests of its key join the newest of the others that are open. O(groups) if it is the newest."""
+    def _replace_newest(self, group: Group) -> None:
+        """Lets requests of a drained group's key join its next newest group. O(groups) if the drained one was the newest."""
         key = group.traits.key
         if self.newest.get(key) is not group:
             return
@@ -325,13 +321,12 @@ class Board:
             self.newest[key] = newest
 
     def _return(self, group: Group, change: Change) -> None:
-        """One more waiting; a group that had drained is opened again at the head, or behind it if it gave way to the head, as the queue
-        does it."""
+        """Adds a waiting request. A drained group reopens at the head, or behind it if evicted, as in the queue."""
         if change.answered and group.traits.key.slo_kind is SloKind.FIRST_TOKEN:
             group.next_deadline_s = group.next_deadline_s if group.open else math.inf
             group.answered += 1
         else:
-            group.next_deadline_s = group.first_deadline_s  # until an overview tells
+            group.next_deadline_s = group.first_deadline_s  # until the next overview
         group.waiting += 1
         group.waiting_prompt_tokens += change.prompt_tokens
         if group.instance not in self.queues:
@@ -339,7 +334,7 @@ class Board:
         queue = self.queues[group.instance]
         if group.group_id not in queue:
             self.open_group(group, min(int(change.evicted), len(queue)))
-            self.opened_on(group.instance)
+            self.count_opening(group.instance)
             if change.evicted:
                 self.reopened.append(group.group_id)
 

@@ -1,4 +1,4 @@
-"""What comes: arrivals per second of each group key, by the times at which requests were accepted."""
+"""Demand: arrivals per second of each group key, by times of acceptance."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from qlm_core.group import GroupKey, group_key
 from qlm_core.request import RequestFacts
 
 MEMORY_S = 120.0
-"""Arrivals this old weigh 1/e."""
-
+"""Arrivals of this age weigh 1/e."""
 WATCHED_MIN_S = 10.0
-"""What came in a shorter time is taken as if it had come in so long."""
-
+"""Least time over which arrivals are averaged."""
 KEYS_MAX = 500
-"""Keys that are counted; those that came least are forgotten first."""
+"""Most keys; the least frequent half is dropped beyond."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """One key. `count`, `prompt_tokens`: faded to `seen_s`. `slo_s`: the shortest seen."""
+    """One key. `count`, `prompt_tokens`: decayed to `seen_s`. `slo_s`: the shortest SLO."""
 
     seen_s: float
     slo_s: float
@@ -38,7 +36,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """`per_s`: requests a second. `prompt_tokens`: of one in the mean. `slo_s`: infinite for PRIORITY."""
+    """`per_s`: requests per second. `prompt_tokens`: mean per request. `slo_s`: infinite for PRIORITY."""
 
     key: GroupKey
     slo_s: float
@@ -49,13 +47,13 @@ class Rate:
 
 @dataclass(slots=True)
 class Demand:
-    """Watches from `began_s`; what was accepted before is work that waits, not demand."""
+    """Counts arrivals from `began_s`; requests accepted earlier are backlog, not demand."""
 
     began_s: float
     streams: dict[GroupKey, Stream] = field(default_factory=dict)
 
-    def saw(self, arrivals: Iterable[RequestFacts]) -> None:
-        """Costs O(1) each."""
+    def record(self, arrivals: Iterable[RequestFacts]) -> None:
+        """Counts arrivals. O(1) each."""
         for facts in arrivals:
             if facts.accepted_s < self.began_s:
                 continue
@@ -71,7 +69,7 @@ class Demand:
             stream.slo_s = min(stream.slo_s, facts.slo.seconds)
 
     def rates(self, now_s: float) -> list[Rate]:
-        """In the order of the keys."""
+        """The current rates, sorted by key."""
         watched_s = max(WATCHED_MIN_S, now_s - self.began_s)
         weight_s = MEMORY_S * -math.expm1(-watched_s / MEMORY_S)
         for stream in self.streams.values():
@@ -89,14 +87,14 @@ class Demand:
         ]
 
     def by_model(self, now_s: float) -> dict[str, list[Rate]]:
-        """The rates of each model's keys."""
+        """The rates by model."""
         found: dict[str, list[Rate]] = {}
         for rate in self.rates(now_s):
             found.setdefault(rate.key.model, []).append(rate)
         return found
 
     def _forget(self, now_s: float) -> None:
-        """The half that came least."""
+        """Drops the least frequent half."""
         for stream in self.streams.values():
             stream.fade(now_s)
         kept = sorted(self.streams, key=lambda key: (-self.streams[key].count, key))[: KEYS_MAX // 2]

@@ -1,4 +1,4 @@
-"""A group of requests: its traits, how the queue records them, and how it stands on the board."""
+"""A group of requests: its traits, its record in the queue, and its state on the board."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts, SloKind
 
 GroupOrder = tuple[int, int]
-"""Age of a group: (fence of the leader that made it, its number there)."""
-
+"""Age of a group: (fence of its leader, its number in that term)."""
 AGED, USUAL, BEHIND = range(3)
-"""Tiers of a band, the first served first: who has waited too long, everybody else, and who has had more than its share."""
+"""Tiers of a band, the first served first: groups that waited too long, usual groups, groups of tenants above their share."""
 TIERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTraits:
-    """What never changes about a group. `slo_s`: SLO of its first request, infinite for PRIORITY."""
+    """Constants of a group. `slo_s`: SLO of its first request, infinite for PRIORITY."""
 
     key: GroupKey
     slo_s: float
@@ -29,11 +28,10 @@ class GroupTraits:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0. `first_deadline_s`:
-    since it was opened, of those that run or ended too; `next_deadline_s`: of the first that waits and can miss it, infinite where none
-    can. `tier`: its place within its band (`qlm_planner.groups.ranks`). `slo_least_s`: of its requests, down to half of that of the first
-    one, which its traits tell. `answered`: of those that wait, how many have their first token, which is all that their SLO bounds, and
-    came back later."""
+    """`instance`: its virtual queue, or its last one. The group is open, and on that queue, while `waiting` > 0. `first_deadline_s`: the
+    least of all its requests, running and ended ones too; `next_deadline_s`: of the first waiting request that can still miss it, infinite
+    for none. `tier`: its place within its band (`qlm_planner.groups.ranks`). `slo_least_s`: least SLO of its requests, half of
+    `traits.slo_s` at the least. `answered`: waiting requests whose SLO bounds the first token and that have it."""
 
     group_id: str
     order: GroupOrder
@@ -59,26 +57,26 @@ class Group:
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Of those that wait; 0 where none does."""
+        """Of waiting requests; 0 without any."""
         return self.waiting_prompt_tokens / max(1, self.waiting)
 
     @property
     def due_share(self) -> float:
-        """Of those that wait, the share whose SLO can still be missed."""
+        """Share of the waiting requests that can still miss their SLO."""
         return 1.0 - self.answered / self.waiting if self.answered else 1.0
 
     @property
     def rank(self) -> int:
-        """Lower ranks are served first: the band, and the tier within it."""
+        """Order of service, lower first: the band, then the tier."""
         return TIERS * self.band + self.tier
 
     @property
     def spread_s(self) -> float:
-        """Seconds from the deadline of the first that waits to the last; 0 where there is none."""
+        """Seconds from the first waiting deadline to the last; 0 without any."""
         return max(0.0, self.last_deadline_s - self.next_deadline_s) if self.next_deadline_s < math.inf else 0.0
 
-    def told_next(self, deadline_s: float) -> None:
-        """The queue says when the first that waits is due. Those that are answered came first."""
+    def set_next_deadline(self, deadline_s: float) -> None:
+        """Takes the deadline of the first waiting request from the queue. Answered requests stand in front."""
         self.next_deadline_s = deadline_s
         self.answered = min(self.answered, self.waiting)
         if self.answered:
@@ -87,17 +85,17 @@ class Group:
 
     @property
     def urgency(self) -> tuple[int, float, GroupOrder]:
-        """Sorts as earliest deadline first inside ranks; the older group first where deadlines are equal."""
+        """Sort key: rank, earliest deadline, age."""
         return (self.rank, self.first_deadline_s, self.order)
 
 
 def traits_of(request: RequestFacts, tenant_class: str = "1") -> GroupTraits:
-    """The traits of a group that this request opens."""
+    """The traits of a group that a request opens."""
     return GroupTraits(key=group_key(request, tenant_class), slo_s=request.slo.seconds, priority=request.slo.priority)
 
 
 def group_of_one(group_id: str, traits: GroupTraits, slo_band: int, deadline_s: float, prompt_tokens: int) -> Group:
-    """A group of one request that waits, on no queue."""
+    """A group of one waiting request, on no queue."""
     return Group(
         group_id=group_id,
         order=order_of(group_id),
@@ -114,12 +112,12 @@ def group_of_one(group_id: str, traits: GroupTraits, slo_band: int, deadline_s: 
 
 
 def band_of(traits: GroupTraits, slo_band: int) -> int:
-    """Lower bands are served first: PRIORITY requests by their number, all with an SLO in one configured band."""
+    """The priority band, lower first: a PRIORITY request's number, `slo_band` for all with an SLO."""
     return traits.priority if traits.key.slo_kind is SloKind.PRIORITY else slo_band
 
 
 def to_meta(traits: GroupTraits, band: int) -> dict[str, str]:
-    """`model` is what `pull` compares. `band`: for who predicts; the planner derives it again, as its settings may have changed."""
+    """The record of a group: `pull` compares `model`, predictions read `band`; the planner derives the band anew from its settings."""
     key = traits.key
     return {
         "model": key.model,
@@ -134,8 +132,7 @@ def to_meta(traits: GroupTraits, band: int) -> dict[str, str]:
 
 
 def from_meta(meta: Mapping[str, str]) -> GroupTraits:
-    """Reads what `to_meta` wrote. A record that lacks something (made by another version) is a group without an objective: it is served,
-    after those that have one."""
+    """Reads `to_meta`'s record. A damaged record gives a group without an SLO, served after groups with one."""
     kind = meta.get("slo_kind", "")
     known = kind in {each.value for each in SloKind}
     return GroupTraits(
@@ -152,12 +149,12 @@ def from_meta(meta: Mapping[str, str]) -> GroupTraits:
 
 
 def group_id_of(fence: int, number: int) -> str:
-    """Never repeats across leaders: a fence belongs to one of them."""
+    """A group id, unique across leaders by their fence."""
     return f"g{fence}-{number}"
 
 
 def order_of(group_id: str) -> GroupOrder:
-    """The age of a group by its id; (0, 0), the oldest, for an id that no planner made."""
+    """The age of a group by its id; (0, 0), the oldest, for a foreign id."""
     fence, _, number = group_id.removeprefix("g").partition("-")
     return (int(fence), int(number)) if fence.isdecimal() and number.isdecimal() else (0, 0)
 

@@ -1,9 +1,7 @@
-"""Lifecycle events and overviews, brought into one order.
+"""Merges lifecycle events and overviews into one order.
 
-An overview of all groups holds what happened up to its `last_event_id`. Events that were applied before, but are not in it, are applied to
-it again; events that come later, but are in it, are left out.
-
-One with a page of the groups (`partial_overview`) waits until the events up to it have been read.
+An overview of all groups holds the changes up to its `last_event_id`: later events are applied to it again, earlier ones are dropped. An
+overview of a page of groups (`partial_overview`) waits until the events up to it are read.
 """
 
 from __future__ import annotations
@@ -21,10 +19,9 @@ from qlm_planner.policy import Policy
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """`read_to`: the last entry that was read; `truth`: the last one that the newest overview of all groups holds. `overflowed`: too much
-    happened during one overview to keep; another is needed. `whole`: the next one is to have all groups: nothing is known yet, or a call
-    failed that may have been carried out, or what was read and what is known did not fit together. `view`: one that was read, and not yet
-    taken into the board."""
+    """`read_to`: the last entry read; `truth`: the last entry that the newest full overview holds. `overflowed`: more events than
+    `replay_max` during one overview, so another is needed. `whole`: the next overview reads all groups: at the start, after a failed call,
+    or after a mismatch. `view`: an overview that is not applied yet."""
 
     policy: Policy
     read_to: EntryId = (0, 0)
@@ -36,7 +33,7 @@ class History:
     pages: Pages = field(default_factory=Pages)
     recent: deque[EventEntry] = field(default_factory=deque)
 
-    def overview_begins(self, board: Board) -> ReadOverview:
+    def begin_overview(self, board: Board) -> ReadOverview:
         self.overview_under_way = True
         self.overflowed = False
         self.recent.clear()
@@ -49,11 +46,11 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """There is a view, and what it needs has been read."""
+        """Whether a view waits and the events that it needs are read."""
         return self.view is not None and (self.view.asked is None or self.read_to >= self.view.last_event_id)
 
     def read(self, entries: tuple[EventEntry, ...], board: Board) -> None:
-        self.pages.see(entries)
+        self.pages.note_returns(entries)
         for entry in entries:
             self.read_to = max(self.read_to, entry.entry_id)
             if entry.entry_id <= self.truth:
@@ -67,22 +64,21 @@ class History:
                     self.overflowed = True
 
     def load(self, board: Board, now_s: float) -> bool:
-        """Takes the view into the board. False where they do not fit together: all groups are to be read."""
+        """Applies the view to the board. False for a mismatch: all groups must be read."""
         snapshot, self.view = self.view, None
-        assert snapshot is not None, "it is complete"
-        since = [entry for entry in self.recent if entry.entry_id > snapshot.last_event_id]
+        assert snapshot is not None, "load follows complete"
+        later = [entry for entry in self.recent if entry.entry_id > snapshot.last_event_id]
         overflowed = self.overflowed
         self.overview_under_way = False
         self.recent.clear()
         if snapshot.asked is not None:
-            fits = not overflowed and refresh(board, snapshot, since, now_s)
-            self.whole = self.whole or not fits  # a call may have failed since it was asked for
+            fits = not overflowed and refresh(board, snapshot, later, now_s)
+            self.whole = self.whole or not fits  # a call may have failed during the overview
             return fits
         self.whole = overflowed
         board.load(snapshot, now_s)
         self.truth = snapshot.last_event_id
-        # What the overview holds need not be read.
-        self.read_to = max(self.read_to, self.truth)
-        for change in (change for entry in since for change in entry.changes):
+        self.read_to = max(self.read_to, self.truth)  # the overview holds earlier events
+        for change in (change for entry in later for change in entry.changes):
             board.apply_change(change)
         return True

@@ -1,10 +1,8 @@
-"""The board, compared with a look at the queue that has all of its queues and instances, but only a page of its groups.
+"""Compares the board with an overview of all queues and instances and of one page of the groups.
 
-What happens to groups the planner does itself or reads from lifecycle events, so it knows their counts without asking: a look at 10,000
-groups would stop the queue's server for a tenth of a second, to say what is known. What events do not tell (leases, the versions and the
-order of queues, requests that are not placed) is in every look; counts are compared page by page.
-
-The look is taken when the events up to it have been read. It is as the queue was then; what events after it did to the board is kept.
+The planner knows group counts from its own calls and from events: reading 10,000 groups stops the queue's server for 0.1 s. Leases, queues
+with their versions, and unplaced requests are in every overview; group counts are compared page by page. An overview is applied once the
+events up to it are read; later events that the board holds stay applied.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ from qlm_planner.board.snapshot import Snapshot
 from qlm_planner.machine.events import ChangeKind, EventEntry
 
 PAGE_GROUPS = 250
-"""Groups of one look: they cost the server 6 us each, and nobody else is served meanwhile."""
-
+"""Groups in one overview; each occupies the server for 6 us."""
 
 EFFECTS: Mapping[ChangeKind, tuple[int, int, int]] = {
     ChangeKind.PULLED: (-1, 0, 1),
@@ -30,38 +27,37 @@ EFFECTS: Mapping[ChangeKind, tuple[int, int, int]] = {
     ChangeKind.ENDED_RUNNING: (0, -1, -1),
     ChangeKind.ENDED_WAITING: (-1, -1, 0),
 }
-"""Requests of a group that wait, that live, and that an incarnation runs: how many more."""
+"""Change of the waiting, the live and the running requests."""
 
 
 @dataclass(slots=True)
-class Since:
-    """What events after the look did to a group."""
+class CountChange:
+    """Changes of a group by events after the overview."""
 
     waiting: int = 0
     live: int = 0
     prompt_tokens: int = 0
 
 
-_NOTHING = Since()
+_NO_CHANGE = CountChange()
 
 
 @dataclass(slots=True)
 class Pages:
-    """Which groups are compared next: those with requests that came back, which may have brought a deadline that no event tells, then all
-    in turn."""
+    """Chooses the groups of the next overview: groups with returned requests (events carry no deadlines), then all in turn."""
 
     returned: dict[str, None] = field(default_factory=dict)
     turn: deque[str] = field(default_factory=deque)
 
-    def see(self, entries: Iterable[EventEntry]) -> None:
-        """Events that were read."""
+    def note_returns(self, entries: Iterable[EventEntry]) -> None:
+        """Marks the groups of returned requests."""
         for entry in entries:
             for change in entry.changes:
                 if change.kind is ChangeKind.RETURNED:
                     self.returned[change.group_id] = None
 
-    def doubt(self, group_ids: Iterable[str]) -> None:
-        """Groups whose counts may be wrong."""
+    def mark(self, group_ids: Iterable[str]) -> None:
+        """Puts groups with uncertain counts on the next page."""
         self.returned.update(dict.fromkeys(group_ids))
 
     def take(self, board: Board) -> tuple[str, ...]:
@@ -77,11 +73,11 @@ class Pages:
 
 
 def refresh(board: Board, snapshot: Snapshot, entries: Iterable[EventEntry], now_s: float) -> bool:
-    """Brings a look into a board that holds all events up to it. `entries`: those after it, which the board holds too. False, and the board
-    is as it was, where the two differ in what a page does not mend: all groups are to be read."""
-    since, pulled = _since(entries)
+    """Applies an overview to a board that holds all events up to it and the later `entries`. False, with the board unchanged, for a
+    difference outside the page: all groups must be read."""
+    since, pulled = _changes_after(entries)
     waiting = _Waiting(board, snapshot, since)
-    lists = _lists(board, snapshot, since, waiting)
+    lists = _merged_queues(board, snapshot, since, waiting)
     if lists is None:
         return False
     board.plan_version = max(board.plan_version, snapshot.plan_version)
@@ -90,23 +86,23 @@ def refresh(board: Board, snapshot: Snapshot, entries: Iterable[EventEntry], now
         slot.running = max(0, slot.running + pulled.get(slot.facts.incarnation, 0))
     board.incarnations = dict(snapshot.incarnations)
     board.queues, board.versions = lists
-    _take_groups(board, snapshot, since, waiting)
+    _apply_counts(board, snapshot, since, waiting)
     board.newest = {}
     for name in board.queues:
         for group in board.queue_groups(name):
             group.instance = name
-            board.join_here(group)
+            board.mark_newest(group)
     return True
 
 
-def _since(entries: Iterable[EventEntry]) -> tuple[dict[str, Since], dict[str, int]]:
-    """By group what events did to it, and by incarnation how many more it runs."""
-    groups: dict[str, Since] = {}
+def _changes_after(entries: Iterable[EventEntry]) -> tuple[dict[str, CountChange], dict[str, int]]:
+    """Changes by group, and additional running requests by incarnation."""
+    groups: dict[str, CountChange] = {}
     running: dict[str, int] = {}
     for entry in entries:
         for change in entry.changes:
             waits, lives, runs = EFFECTS[change.kind]
-            group = groups.setdefault(change.group_id, Since())
+            group = groups.setdefault(change.group_id, CountChange())
             group.waiting += waits
             group.live += lives
             group.prompt_tokens += waits * change.prompt_tokens
@@ -116,26 +112,26 @@ def _since(entries: Iterable[EventEntry]) -> tuple[dict[str, Since], dict[str, i
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """How many requests of a group wait now, by the page or else by the board; 0 for a group that neither knows."""
+    """Counts the waiting requests of a group now, by the page, else by the board; 0 for an unknown group."""
 
     board: Board
     snapshot: Snapshot
-    since: Mapping[str, Since]
+    since: Mapping[str, CountChange]
 
     def of(self, group_id: str) -> int:
         row = self.snapshot.groups.get(group_id)
         if row is None:
             group = self.board.groups.get(group_id)
             return 0 if group is None else group.waiting
-        told = self.since.get(group_id)
-        return max(0, (row.waiting if row.instance else 0) + (0 if told is None else told.waiting))
+        change = self.since.get(group_id, _NO_CHANGE)
+        return max(0, (row.waiting if row.instance else 0) + change.waiting)
 
 
-def _lists(
-    board: Board, snapshot: Snapshot, since: Mapping[str, Since], waiting: _Waiting
+def _merged_queues(
+    board: Board, snapshot: Snapshot, since: Mapping[str, CountChange], waiting: _Waiting
 ) -> tuple[dict[str, list[str]], dict[str, int]] | None:
-    """The queues and their versions as they are now: those of the look, without what drained since and with what was opened again since,
-    where events before had it. None where anything else differs."""
+    """The current queues and versions: the overview's, less groups drained by later events, with groups reopened by them at their place on
+    the board. None for any other difference."""
     names = (UNASSIGNED, *(row.facts.name for row in snapshot.instances))
     lists: dict[str, list[str]] = {name: [] for name in names}
     versions = dict.fromkeys(names, 0)
@@ -165,8 +161,8 @@ def _lists(
     return lists, versions
 
 
-def _take_groups(board: Board, snapshot: Snapshot, since: Mapping[str, Since], waiting: _Waiting) -> None:
-    """The counts of the page, and who runs its groups."""
+def _apply_counts(board: Board, snapshot: Snapshot, since: Mapping[str, CountChange], waiting: _Waiting) -> None:
+    """Sets the counts and the runners of the page's groups."""
     runners: dict[str, list[Slot]] = {}
     for slot in board.slots.values():
         for group_id in slot.runners:
@@ -179,24 +175,24 @@ def _take_groups(board: Board, snapshot: Snapshot, since: Mapping[str, Since], w
                 del board.groups[group_id]
             continue
         count = waiting.of(group_id)
-        told = since.get(group_id, _NOTHING)
-        live = max(count, row.live + told.live)
+        change = since.get(group_id, _NO_CHANGE)
+        live = max(count, row.live + change.live)
         if live <= 0:
             board.groups.pop(group_id, None)
             continue
         if group is None:
-            group = board.groups[group_id] = board.loaded(row, None)
+            group = board.groups[group_id] = board.group_of_row(row, None)
         group.waiting = count
         group.live = live
-        group.waiting_prompt_tokens = max(0, row.waiting_prompt_tokens + told.prompt_tokens)
+        group.waiting_prompt_tokens = max(0, row.waiting_prompt_tokens + change.prompt_tokens)
         group.first_deadline_s, group.last_deadline_s = row.first_deadline_s, row.last_deadline_s
-        group.told_next(row.next_deadline_s)
+        group.set_next_deadline(row.next_deadline_s)
         group.slo_least_s = min(row.slo_least_s, group.traits.slo_s)
-        _run(board, group, runners.get(group_id, []))
+        _set_runners(board, group, runners.get(group_id, []))
 
 
-def _run(board: Board, group: Group, slots: Iterable[Slot]) -> None:
-    """Who runs requests of a group, where events told otherwise: where it is or was (`Board`)."""
+def _set_runners(board: Board, group: Group, slots: Iterable[Slot]) -> None:
+    """Moves all running requests of a group to its instance where the runners disagree with its count (as `Board._load_runners`)."""
     running = group.live - group.waiting
     if sum(slot.runners[group.group_id].count for slot in slots) == running:
         return
@@ -204,4 +200,4 @@ def _run(board: Board, group: Group, slots: Iterable[Slot]) -> None:
         del slot.runners[group.group_id]
     home = board.slots.get(group.instance)
     if home is not None and running > 0:
-        home.took(group, running)
+        home.add_running(group, running)

@@ -1,4 +1,4 @@
-"""An instance as the board has it, with the requests that run there."""
+"""An instance on the board, with its running requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qlm_planner.board.group import Group, GroupTraits
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """Requests of one group that an instance runs."""
+    """Requests of one group that run on an instance."""
 
     traits: GroupTraits
     count: int = 0
@@ -19,10 +19,9 @@ class Running:
 
 @dataclass(slots=True, kw_only=True)
 class Slot:
-    """An instance as the planner sees it. `lost_s`: since when its lease is gone, None while it holds. `running`: requests that it owns,
-    of the groups `runners`. `active_model`: the one that its agent reports, which may still be loading; before the first report that of
-    the group it pulled from first, or "". `loading_since_s` (as of `InstanceFacts`), `runs`: as its agent reported them, at the last
-    overview. `batches`: how many requests it runs at once of a model, as its agent reported last."""
+    """`lost_s`: when its lease was first seen lost, None while it holds. `running`: requests that it owns, of the groups `runners`.
+    `active_model`: by its agent's report (it may still load); before the first report the model of its first pulled group, or "".
+    `loading_since_s` (as in `InstanceFacts`), `runs`: its agent's report at the last overview. `batches`: model -> reported batch."""
 
     facts: InstanceFacts
     alive: bool = True
@@ -36,28 +35,28 @@ class Slot:
     batches: dict[str, int] = field(default_factory=dict)
 
     def batch(self, model: str) -> int:
-        """Most requests of a model that it runs at once."""
+        """Most requests of a model that run at once."""
         return min(self.facts.batch_max, self.batches.get(model, self.facts.batch_max))
 
     def report_batch(self, batch: int) -> None:
-        """Its agent says how many requests of the active model it runs at once."""
+        """Records the batch of the active model that the agent reports."""
         if batch > 0 and self.active_model:
             self.batches[self.active_model] = batch
 
     @property
     def serving(self) -> bool:
-        """It may be given groups."""
+        """Whether it accepts groups."""
         return self.alive and not self.facts.draining
 
-    def took(self, group: Group, count: int) -> None:
-        """Requests of a group run here now."""
+    def add_running(self, group: Group, count: int) -> None:
+        """Counts requests of a group as running here."""
         kept = self.runners.get(group.group_id)
         if kept is None:
             kept = self.runners[group.group_id] = Running(traits=group.traits)
         kept.count += count
 
-    def let_go(self, group_id: str) -> None:
-        """One request of a group runs here no more."""
+    def end_running(self, group_id: str) -> None:
+        """Removes one running request of a group."""
         self.running = max(0, self.running - 1)
         kept = self.runners.get(group_id)
         if kept is not None:

@@ -1,4 +1,4 @@
-"""The queue as the machine reads it: the planner's own picture of `qlm_queue.values.Overview`, without its bytes."""
+"""The planner's view of an overview of the queue (`qlm_queue.overview.Overview`), without wire formats."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from qlm_core.reported_runs import RunsTold
 from qlm_core.request import RequestFacts
 
 EntryId = tuple[int, int]
-"""A stream entry id "<ms>-<n>" as two numbers, which order as the stream does."""
+"""A stream entry id "<ms>-<n>" as two numbers, which sort as the stream does."""
 
 
 def entry_id(text: str) -> EntryId:
-    """Raises ValueError for what is not an entry id; "" and "0" come before all others."""
+    """Parses an entry id; "" and "0" sort first. Raises ValueError for any other text."""
     ms, _, sequence = text.partition("-")
     return (int(ms or 0), int(sequence or 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request that waits for a group. `traceparent`, `tracestate`: of the stored request, for the placement's span."""
+    """A request that waits for a group. `traceparent`, `tracestate`: for the placement's span."""
 
     facts: RequestFacts
     traceparent: str = ""
@@ -31,7 +31,7 @@ class Arrival:
 
 
 class GroupRow(Protocol):
-    """A group as the queue has it (`GroupRecord`)."""
+    """A group in the queue (`GroupRecord`)."""
 
     group_id: str
     instance: str
@@ -58,7 +58,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRow:
-    """A registered instance. `alive`: the lease of its incarnation holds. `runs`: as its agent reported them last, if it did."""
+    """A registered instance. `alive`: whether its incarnation's lease holds. `runs`: its agent's last report, if any."""
 
     facts: InstanceFacts
     alive: bool
@@ -67,8 +67,8 @@ class InstanceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The queue but for its requests (`Overview`). `incarnations`: those that may own requests -> lease alive. `asked`: of the groups it
-    has only these, as far as they exist; None: all. `pauses`: of models and tenants."""
+    """The queue without its requests. `incarnations`: possible owners of requests -> lease alive. `asked`: the ids of the groups that it
+    holds, where they exist; None: all."""
 
     plan_version: int
     unplaced: int

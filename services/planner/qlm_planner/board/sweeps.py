@@ -1,4 +1,4 @@
-"""What is done at intervals: reclaiming from lost incarnations, ending expired requests, forgetting instances that are gone."""
+"""Periodic calls: reclaim from lost incarnations, end expired requests, forget lost instances."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from qlm_planner.policy import BATCH_MAX, Policy
 
 @dataclass(slots=True, kw_only=True)
 class Sweeps:
-    """At most one call of each kind is under way. `forgetting`: asked about since the last overview, which tells what became of it.
-    `lost`: incarnations whose lease is gone -> calls made since the last overview that named them; those that own nothing any more are
-    taken out."""
+    """At most one call of each kind is under way. `forgetting`: the instance of a call since the last overview. `lost`: incarnations
+    without a lease that may own requests -> reclaim calls since the last overview."""
 
     policy: Policy
     next_expiry_s: float
@@ -23,14 +22,14 @@ class Sweeps:
     forgetting: str = ""
     lost: dict[str, int] = field(default_factory=dict)
 
-    def see(self, board: Board) -> None:
-        """After an overview."""
+    def start_round(self, board: Board) -> None:
+        """Takes the lost incarnations from a new overview."""
         self.forgetting = ""
         self.lost = {name: 0 for name, alive in sorted(board.incarnations.items()) if not alive}
 
     @property
-    def taking_back(self) -> bool:
-        """Requests of lost incarnations are on their way back to their groups."""
+    def reclaim_pending(self) -> bool:
+        """Whether requests of lost incarnations still return to their groups."""
         return bool(self.reclaiming) or any(rounds < self.policy.reclaim_rounds_max for rounds in self.lost.values())
 
     def reclaim(self) -> Reclaim | None:
@@ -44,7 +43,7 @@ class Sweeps:
         return Reclaim(incarnation=name)
 
     def reclaimed(self, incarnation: str, count: int) -> bool:
-        """True when nothing is left to take from anyone."""
+        """True when no lost incarnation owns requests."""
         self.reclaiming = ""
         if count == 0:
             self.lost.pop(incarnation, None)
@@ -57,7 +56,7 @@ class Sweeps:
         return Expire()
 
     def swept(self, count: int, now_s: float) -> None:
-        """A full call means that there may be more."""
+        """Schedules the next sweep; after a full call, at once."""
         self.expiring = False
         self.expiry_rounds += 1
         if count < BATCH_MAX or self.expiry_rounds >= self.policy.expire_rounds_max:

@@ -1,30 +1,26 @@
-"""What tenants count for: the weight of their lateness, and the share of the served work that they may have before others come first.
+"""Tenants: the weight of their lateness, and the share of the served work above which others precede them.
 
-Groups are homogeneous in both, so both are in the group key: a *weight class*, one of a few powers of two, and, for a tenant whose share is
-limited or who is paused, its name. However many tenants there are, few classes come of it.
+Both are in the group key: a *weight class*, one of nine powers of two, and the name of a limited or paused tenant. So many tenants give few
+classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 WEIGHT_EXPONENT_MAX = 4
-"""Weights count as the nearest power of two from 1/16 to 16: nine classes."""
-
+"""Weights are rounded to the nearest power of two from 1/16 to 16: nine classes."""
 LIMITED_MAX = 64
-"""Tenants without settings of their own that have groups of their own at a time, where their share is limited. So many cannot all have
-more than a 64th; who comes when all places are taken is not limited."""
-
+"""Most limited tenants at a time without settings of their own; further ones are not limited, as 64 cannot all exceed 1/64."""
 BETWEEN = "/"
-"""Between a weight class and the name of a tenant."""
+"""Separates a weight class and a tenant's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Settings of one tenant, "" for all that have none of their own. `share_max`: of the served work, 1 for no limit. Raises
-    ValueError for a weight that is not finite and positive, and a share that is not above 0 and at most 1."""
+    """Settings of one tenant, "" for all without settings of their own. `share_max`: of the served work, 1 for no limit. Raises ValueError
+    for a weight that is not finite and positive, and a share outside (0, 1]."""
 
     name: str = ""
     weight: float = 1.0
@@ -43,7 +39,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
-    """All settings. Raises ValueError for a name that is empty or comes twice."""
+    """All tenants' settings. Raises ValueError for an empty or repeated name."""
 
     named: tuple[Tenant, ...] = ()
     others: Tenant = field(default_factory=Tenant)
@@ -52,7 +48,7 @@ class Tenants:
     def __post_init__(self) -> None:
         self._by_name.update({tenant.name: tenant for tenant in self.named})
         if len(self._by_name) != len(self.named) or "" in self._by_name:
-            raise ValueError("tenants: every one has a name of its own")
+            raise ValueError("tenants: each needs a name of its own")
 
     def of(self, name: str) -> Tenant:
         return self._by_name.get(name, self.others)
@@ -76,26 +72,26 @@ WEIGHTS = {weight_class(2.0**exponent): 2.0**exponent for exponent in range(-WEI
 
 
 def weight_of(tenant_class: str) -> float:
-    """What a late request of a class counts; 1 for a class that no planner of this version made."""
+    """The weight of a late request of a class; 1 for an unknown class."""
     return WEIGHTS.get(tenant_class.partition(BETWEEN)[0], 1.0)
 
 
 def limited_tenant(tenant_class: str) -> str:
-    """The tenant of a class of one with a limited share, or of one who is or has been paused, "" for others."""
+    """The tenant's name in the class of a limited or paused tenant, "" in others."""
     return tenant_class.partition(BETWEEN)[2]
 
 
 @dataclass(slots=True, kw_only=True)
 class TenantClasses:
-    """Which class a tenant's requests are of. Holds at most `LIMITED_MAX` names, those of tenants without settings of their own:
-    `seen_s`, when each sent something last. A place is free again `forget_s` after that."""
+    """Maps tenants to classes. `seen_s`: last request of limited tenants without settings of their own, `LIMITED_MAX` at most; a place
+    frees `forget_s` after it."""
 
     tenants: Tenants
     forget_s: float
     seen_s: dict[str, float] = field(default_factory=dict)
 
     def of(self, name: str, now_s: float, *, paused: bool = False) -> str:
-        """`paused`: a class of its own, whatever its share."""
+        """The class of a tenant. A `paused` one gets a class of its own."""
         tenant = self.tenants.of(name)
         weight = weight_class(tenant.weight)
         if name and paused:
@@ -107,15 +103,8 @@ class TenantClasses:
     def _has_place(self, name: str, now_s: float) -> bool:
         self.seen_s.pop(name, None)
         if len(self.seen_s) >= LIMITED_MAX:
-            for old in list(self._old(now_s)):
-                del self.seen_s[old]
+            self.seen_s = {each: seen_s for each, seen_s in self.seen_s.items() if now_s - seen_s < self.forget_s}
             if len(self.seen_s) >= LIMITED_MAX:
                 return False
-        self.seen_s[name] = now_s  # the last in order sent last
+        self.seen_s[name] = now_s
         return True
-
-    def _old(self, now_s: float) -> Iterator[str]:
-        for name, seen_s in self.seen_s.items():
-            if now_s - seen_s < self.forget_s:
-                return
-            yield name

@@ -1,7 +1,7 @@
-"""What a group costs on an instance: the formulas of `qlm_core.prediction_service` on one profile snapshot, kept per class of requests.
+"""Service of a group on an instance: the formulas of `qlm_core.prediction_service` on one profile snapshot, cached per class of requests.
 
-A class is (instance, group key, prompt length to within 1/8); all its groups share one `Service`. What a group adds is exact: its count and
-its known prompt tokens. So the times of a group cost O(1), and 10,000 groups share a few hundred services.
+A class is (instance, group key, prompt length to within 1/8); its groups share one `Service` and add their count and prompt tokens. So
+10,000 groups share a few hundred services.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.policy import Policy
 
 PROMPT_STEP = math.log(1.25)
-"""Prompt lengths whose ratio is below this share a class."""
-
+"""Prompt lengths with a ratio below this share a class."""
 DRIFT = 1.25
-"""An instance whose learned speed changed by such a factor runs otherwise than its plan was made for."""
+"""Factor of an instance's learned speed from which its plan is outdated."""
 CLASSES_MAX = 50_000
-"""Classes kept for one snapshot; beyond it all are worked out again."""
-
+"""Most classes of a snapshot; beyond it the cache is emptied."""
 EngineKey = tuple[str, int, int, tuple[tuple[str, int], ...]]
-"""What an engine depends on besides the snapshot: the active model, its batch, how many run, and how many of each group."""
-
+"""Inputs of an engine besides the snapshot: the active model, its batch, the running requests, and those of each group."""
 Likeness = tuple[object, ...]
+"""Inputs of an instance's figures: equal ones serve alike."""
 """What all figures of an instance depend on: instances with equal ones serve alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassFacts:
-    """What the groups of a class share. `longest`: as `ProfileSnapshot.longest_output_for`."""
+    """Figures shared by the groups of a class. `longest`: as in `ProfileSnapshot.longest_output_for`."""
 
     service: Service
     hardware: HardwareProfile
@@ -48,9 +46,9 @@ class ClassFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What an instance does now, in seconds: `left_s` of work in what runs, by which it delays a newcomer, and `share_s` of one
-    request of it, in a batch of at most `batch`; until a seat is free (`seat_s`); until all of it has ended (`drain_s`), with their
-    variances; the cost of evicting all of it for another model. `model_code`: of the active model, -1 for none."""
+    """The running requests of an instance, in seconds: `left_s` of work, which delays a newcomer; `share_s` of one request in a batch of at
+    most `batch`; `seat_s` until a seat is free; `drain_s` until all have ended; with variances. `clear_cost`: of evicting all for another
+    model. `model_code`: of the active model, -1 for none."""
 
     model_code: int
     left_s: float = 0.0
@@ -63,13 +61,13 @@ class Engine:
     clear_cost: float = 0.0
 
     def lead_s(self, crowd: float) -> float:
-        """Until a request of the active model would start, beyond what a batch of `crowd` requests delays it by while it runs."""
+        """Seconds until a request of the active model starts, less its delay by a batch of `crowd` requests while it runs."""
         return self.seat_s + max(0.0, self.left_s - min(self.batch, crowd) * self.share_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Most requests of a group: those that are not terminal, and those that wait."""
+    """Most requests of a group: live and waiting."""
 
     live: int
     waiting: int
@@ -77,7 +75,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Estimates:
-    """Knows nothing until `load`. `version` grows with each load."""
+    """Empty until `load`. `version` grows with each load."""
 
     policy: Policy
     version: int = 0
@@ -96,7 +94,7 @@ class Estimates:
         return self._profiles is not None
 
     def load(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> bool:
-        """True if they say that an instance runs otherwise than they did when this was true last, or first."""
+        """Loads profiles. True if an instance's speed differs by DRIFT from the last report of this kind, or from its first one."""
         slowdowns = {(row.instance, row.model): row.slowdown for row in profiles.hardware if row.instance}
         known = {key: self._slowdowns.get(key, 1.0 if self.ready else slowdown) for key, slowdown in slowdowns.items()}
         drifted = [key for key, slowdown in slowdowns.items() if not known[key] / DRIFT < slowdown < known[key] * DRIFT]
@@ -113,7 +111,7 @@ class Estimates:
         return bool(drifted)
 
     def code(self, model: str) -> int:
-        """The number that stands for a model in arrays; every name has its own."""
+        """The number of a model in arrays; every name has its own."""
         code = self._codes.get(model)
         if code is None:
             code = self._codes[model] = len(self._names)
@@ -122,7 +120,7 @@ class Estimates:
 
     @property
     def codes(self) -> int:
-        """How many models have a number."""
+        """Models with a number."""
         return len(self._names)
 
     def model(self, code: int) -> str:
@@ -130,7 +128,7 @@ class Estimates:
         return self._names[code]
 
     def hardware(self, facts: InstanceFacts, model: str) -> HardwareProfile | None:
-        """The profile of a model on an instance; None where it does not serve the model or nobody has measured the pair."""
+        """The profile of a model on an instance; None where the instance does not serve it or no profile exists."""
         key = (facts, model)
         found = self._hardware.get(key)
         if found is None:
@@ -140,15 +138,15 @@ class Estimates:
         return found
 
     def likeness(self, slot: Slot, model: str) -> Likeness:
-        """Of an instance for a model."""
+        """The likeness of an instance for a model."""
         return (model, slot.batch(model), slot.facts.time_scale, self.hardware(slot.facts, model))
 
     def can_serve(self, slot: Slot, model: str) -> bool:
-        """It may be given groups, and has the model and a profile of it."""
+        """Whether it accepts groups, and has the model and a profile of it."""
         return slot.serving and self.hardware(slot.facts, model) is not None
 
     def service_of_all(self, slot: Slot, model: str) -> Service | None:
-        """Of a model's requests of all classes; None where the instance does not serve it."""
+        """The service of a model's requests of all classes; None where the instance does not serve it."""
         key = (slot.facts, model, slot.batch(model))
         found = self._services_of_all.get(key)
         if found is None:
@@ -161,7 +159,7 @@ class Estimates:
         return found
 
     def class_of(self, slot: Slot, key: GroupKey, size: int) -> ClassFacts | None:
-        """What all groups of a key with prompts of a size share on an instance; None where it does not serve their model."""
+        """The shared figures of a key's groups with prompts of a size, on an instance; None where it does not serve their model."""
         served = self._service_of_size(slot.facts, key, size, slot.batch(key.model))
         hardware = self.hardware(slot.facts, key.model)
         if served is None or hardware is None or self._profiles is None:
@@ -174,14 +172,14 @@ class Estimates:
         )
 
     def _prompt_variance(self, key: GroupKey) -> float:
-        """Of the prompts of a class; 0 where only a wider one is known."""
+        """Variance of a class's prompts; 0 if only a wider class is profiled."""
         if self._profiles is None:
             return 0.0
         workload = self._profiles.workload_for(key.model, key.slo_class, key.token_class)
         return workload.prompt_tokens_variance if workload.token_class == key.token_class else 0.0
 
     def engine(self, slot: Slot) -> Engine:
-        """What runs on an instance, by the classes of its groups. Kept while the same runs there."""
+        """The running requests of an instance, by the classes of their groups; cached until they change."""
         runs = tuple([(group_id, kept.count) for group_id, kept in slot.runners.items()])
         key = (slot.active_model, slot.batch(slot.active_model), slot.running, runs)
         kept = self._engines.get(slot.facts.incarnation)
@@ -203,13 +201,12 @@ class Estimates:
                 left_variance += kept.count * served.output.variance * served.token_s**2
                 unknown -= kept.count
         unknown = max(0, unknown)
-        # What runs has room: requests that are shorter than the model's on average, or than is known yet.
-        batch = max(any_class.batch, float(slot.running))
-        # Until the first of a full batch ends: the least of as many times that are evenly spread.
+        batch = max(any_class.batch, float(slot.running))  # running requests fit, whatever their mean length
+        # The first seat of a full batch: the least of as many evenly spread times.
         full = slot.running >= any_class.batch
         seat_s = 2.0 * any_class.left_tokens / (batch + 1.0) * any_class.step_base_s if full else 0.0
         drain = any_class.drain(slot.running, full=True, behind=0.0)
-        # What gives way comes back behind the head: its KV is computed again, after two swaps at the least.
+        # An evicted request returns behind the head: its KV is computed again, after two swaps at the least.
         way = giving_way(any_class, workload.prompt_tokens_mean, hardware)
         away_s = 2.0 * hardware.swap_s(warm=True) + way.displacement_s
         policy = self.policy
@@ -226,14 +223,14 @@ class Estimates:
         )
 
     def _running_as(self, slot: Slot, key: GroupKey) -> Service | None:
-        """How an instance serves what runs there of a class."""
+        """The service of an instance's running requests of a class."""
         if key.model != slot.active_model or self._profiles is None:
             return None
         prompt_tokens = self._profiles.workload_for(key.model, key.slo_class, key.token_class).prompt_tokens_mean
         return self._service(slot.facts, key, prompt_tokens, slot.batch(key.model))
 
     def limits(self, slot: Slot | None, group_key: GroupKey, slo_s: float, prompt_tokens: float) -> Limits:
-        """delta x average batch (QLM algorithm 1); and what takes the stated share of the SLO to serve, but at least `group_min`."""
+        """delta x average batch (QLM algorithm 1), and requests served in the stated share of the SLO, but at least `group_min`."""
         policy = self.policy
         served = None if slot is None else self._service(slot.facts, group_key, prompt_tokens)
         if served is None:
@@ -248,12 +245,12 @@ class Estimates:
         return self.limits(slot, group.traits.key, group.traits.slo_s, group.mean_prompt_tokens)
 
     def gpus(self) -> list[tuple[str, int]]:
-        """GPUs and how many of them an instance has, of all that the profiles know."""
+        """(GPU, GPUs of an instance), for all profiles."""
         return [] if self._profiles is None else sorted({(row.gpu, row.n_gpu) for row in self._profiles.hardware if not row.instance})
 
     def step_s(self, slot: Slot, group: Group, sequences: float) -> float:
-        """Seconds of a step of so many requests like those of a group, prefills included (`qlm_core.batch_size`); infinite where the
-        instance does not serve them."""
+        """Seconds of a step of so many requests like a group's, with prefills (`qlm_core.batch_size`); infinite where the instance does not
+        serve them."""
         served = self._service(slot.facts, group.traits.key, group.mean_prompt_tokens)
         if served is None:
             return math.inf

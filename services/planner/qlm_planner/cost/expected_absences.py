@@ -1,4 +1,4 @@
-"""What absences of models cost now (`absence`): by what is expected of each, and what the instances serve."""
+"""The cost of absent models now (`absence`): by the expected demand and the active models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from qlm_planner.cost.order_cost import FAR_S
 
 
 def absences_of(board: Board, estimates: Estimates, slots: Sequence[Slot]) -> Absences:
-    """Of the queues of some instances; nothing for a model that nobody is expected to ask for, or that an instance does not serve. Costs
-    O(instances x keys)."""
+    """Absences on the queues of some instances; zero for models without demand, or not served there. O(instances x keys)."""
     codes = [estimates.code(model) for model in board.expected]
     found = Absences.none(len(slots), estimates.codes)
     late_weight = estimates.policy.late_weight
@@ -50,8 +49,8 @@ def absences_of(board: Board, estimates: Estimates, slots: Sequence[Slot]) -> Ab
 
 
 def _binned(per_s: Floats, slack_s: Floats) -> tuple[Floats, Floats]:
-    """In SLACKS parts of as much cost, by slack: the cost per second of each and the mean slack. Those of requests that are never late are
-    at the end, and count as FAR_S."""
+    """Divides keys into SLACKS parts of equal cost, by slack: the cost per second and the mean slack of each. Requests that are never late
+    are in the last parts, with FAR_S."""
     turn = np.argsort(slack_s, kind="stable")
     per_s, slack_s = per_s[turn], np.minimum(slack_s[turn], FAR_S)
     part = ((np.cumsum(per_s) - 0.5 * per_s) * SLACKS / per_s.sum()).astype(np.int64)

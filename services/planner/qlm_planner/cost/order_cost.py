@@ -1,20 +1,20 @@
-"""What orders of groups cost: the objective of the plan (design, "The planner"), for many virtual queues in one pass over arrays.
+"""The cost of orders: the objective of the plan (design, "The planner"), for many virtual queues in one pass over arrays.
 
-Groups of one model in a row are a *run*. A group starts when the work ahead of it in its run is done; a run starts when the one before has
-drained and the next model is loaded, which is warmed meanwhile; in front stands what the engine does now. Both that and what a group adds
-are columns (`service_times`); seconds are counted from now. Each request has its own deadline, so lateness is worked out at four points of
-a group, with E[X+] = mean Phi(z) + deviation phi(z) for a normal X:
+Consecutive groups of one model are a *run*. A group starts when the work ahead in its run is done; a run starts when the run before has
+drained and its model, warmed during that run, is loaded; the first run follows the engine's running requests. Inputs are columns
+(`service_times`), times are seconds from now. Each request has its own deadline, so lateness is computed at four points of a group, with
+E[X+] = mean Phi(z) + deviation phi(z) for a normal X:
 
     late * expected late requests + tardiness * expected tardiness + work * seconds of swapping
-        + completion * request-seconds until completion + evictions + models that are missed (`absence`)
+        + completion * request-seconds until completion + evictions + misses of absent models (`absence`)
 
-`search.order_state.walk` is the same cost one group at a time, for the search; tests hold them equal.
+`search.order_state.walk` computes the same cost group by group for the search; tests compare both.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,31 +28,30 @@ Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
 (WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN) = range(5)
-"""Rows of a group on its queue: engine time of all its requests and its variance; from a request's start to what its SLO bounds; from the
-group's last start to its last end."""
+"""Rows of a group on its queue: engine time of all its requests and its variance; a request's time from its start to the event that its SLO
+bounds, and its variance; time from the group's last start to its last end."""
 (REQUESTS, DEADLINE, SPREAD, SWAP, WARM, MODEL, BAND, COUNT, SLO) = range(5, 14)
-"""Requests by their weight; the deadline of the first, and what lies between that and the last; to make its model the active one, from
-where its weights are now and from host memory; the model's number; the rank; requests that wait; the SLO."""
+"""Weighted requests; the first deadline, and the spread to the last; seconds to activate its model from its present place and from host
+memory; the model's number; the rank; waiting requests; the SLO."""
 GROUP_ROWS = 14
 
 (LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR_COST, LEAVE_COST, ACTIVE) = range(7)
-"""Rows of a queue: until a new request of the active model would start; until all that runs has ended; what it costs to evict all
-that for another model, and to serve another one first; the number of the active model (-1 for none)."""
+"""Rows of a queue: time until a new request of the active model starts; time until all running requests have ended; cost of evicting them,
+and of serving another model first; the number of the active model (-1 for none)."""
 QUEUE_ROWS = 7
-
 FAR_S = 1e12
-"""Stands for "no deadline": infinite values would make NaN of a product with 0."""
+"""Stands for "no deadline": infinity times 0 is NaN."""
 SHARES = np.array([[0.125], [0.375], [0.625], [0.875]])
-"""Points of a group at which lateness is worked out: its requests in four parts."""
+"""Points of a group at which lateness is computed, each for a quarter of its requests."""
 VARIANCE_MIN = 1e-6
 INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderTimes:
-    """Of the groups of some orders [groups], in seconds from now: `start_s` of the first request, `end_s` and `end_variance` of the last
-    end; `late`: the expected share of the requests; `latest_s`: when the SLO of the latest is reached, beyond the deadlines' spread.
-    `parts` [PARTS, queues]: the cost of each queue."""
+    """Of the groups [groups], in seconds from now: `start_s` of the first request, `end_s` and `end_variance` of the last end; `late`: the
+    expected share of late requests; `latest_s`: when the latest request reaches its SLO's event, less the deadlines' spread. `parts`
+    [PARTS, queues]: the cost of each queue."""
 
     start_s: Floats
     end_s: Floats
@@ -68,28 +67,19 @@ class OrderTimes:
         return total
 
     def costs(self, queues: slice = slice(None)) -> Costs:
-        """Of some queues together."""
-        late, tardiness_s, swap_s, swaps, redo, missed, completion_s, total = self.parts[:, queues].sum(axis=1).tolist()
-        return Costs(
-            late=late,
-            tardiness_s=tardiness_s,
-            swap_s=swap_s,
-            swaps=round(swaps),
-            redo_cost=redo,
-            missed_cost=missed,
-            completion_s=completion_s,
-            total=total,
-        )
+        """The sum over some queues."""
+        found = dict(zip((each.name for each in fields(Costs)), self.parts[:, queues].sum(axis=1).tolist(), strict=True))
+        return Costs(**{**found, "swaps": round(found["swaps"])})
 
 
 (LATE, TARDINESS, SWAP_S, SWAPS, REDO, MISSED, COMPLETION, TOTAL) = range(8)
-"""Parts of the cost of a queue, as `Costs` has them."""
+"""Parts of a queue's cost, in the order of `Costs`."""
 PARTS = 8
 
 
 def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights, absences: Absences | None = None) -> OrderTimes:
-    """`rows` [GROUP_ROWS, groups]: queue after queue, each in its order; `queue` [groups]: where each stands, rising; `engines`
-    [QUEUE_ROWS, queues]; `absences`: of the queues, where they count. Costs O(groups)."""
+    """Times and costs of orders. `rows` [GROUP_ROWS, groups]: queue after queue, each in order; `queue` [groups]: their queues, ascending;
+    `engines` [QUEUE_ROWS, queues]; `absences`: of the queues, if they count. O(groups)."""
     parts = np.zeros((PARTS, engines.shape[1]))
     if not len(queue):
         nothing = np.zeros(0)
@@ -105,15 +95,15 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     run_opens = opens[run_first]
     of = queue[first]
     heads, engine = rows[:, first], engines[:, of]
-    goes_on = heads[MODEL] == engine[ACTIVE]
-    begin_s, begin_variance, busy_s, swap_s, clears = _opening(heads, engine, goes_on, weights)
+    continues = heads[MODEL] == engine[ACTIVE]
+    begin_s, begin_variance, busy_s, swap_s, clears = _opening(heads, engine, continues, weights)
 
     work_s, work_variance, own_variance = rows[WORK], rows[WORK_VARIANCE], rows[OWN_VARIANCE]
     lasts_s = np.add.reduceat(work_s, run_first) + rows[DRAIN, run_last]
     ends_s = np.maximum(begin_s + lasts_s[run_opens], busy_s)
-    # The next model is warmed during a run; one that goes on has been for long.
+    # The next model is warmed during a run; behind a continued run it is warm already.
     before_s = np.zeros_like(lasts_s)
-    lasts_s[run_opens] = ends_s - np.where(goes_on, 0.0, begin_s)
+    lasts_s[run_opens] = ends_s - np.where(continues, 0.0, begin_s)
     before_s[1:] = lasts_s[:-1]
     swaps_s = np.maximum(rows[WARM, run_first], rows[SWAP, run_first] - before_s)
     swaps_s[run_opens] = begin_s
@@ -127,13 +117,13 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     start_s = starts_s[run] + _within(work_s, fresh) - work_s
     late, each = _late_and_costs(rows, start_s, variance)
     parts[[[LATE], [TARDINESS], [COMPLETION]], of] = np.add.reduceat(each, first, axis=1)
-    # The first load of an empty engine keeps nobody waiting.
+    # The first load of an empty engine delays no request.
     swaps_s[run_opens] = np.where(engine[ACTIVE] >= 0.0, swap_s, 0.0)
     which = np.flatnonzero(run_opens)
     parts[SWAP_S, of] = np.add.reduceat(swaps_s, which)
-    parts[SWAPS, of] = np.diff(np.append(which, len(run_first))) - goes_on
+    parts[SWAPS, of] = np.diff(np.append(which, len(run_first))) - continues
     parts[REDO, of] = np.where(clears, engine[CLEAR_COST], 0.0)
-    parts[MISSED, of] = np.where(goes_on, 0.0, engine[LEAVE_COST])
+    parts[MISSED, of] = np.where(continues, 0.0, engine[LEAVE_COST])
     if absences is not None:
         ends_s = np.zeros(engines.shape[1])
         ends_s[of] = (starts_s + lasts_s)[np.append(which[1:], len(run_first)) - 1]
@@ -156,23 +146,23 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     )
 
 
-def _opening(heads: Floats, engine: Floats, goes_on: Booleans, weights: Weights) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
-    """Of the first group of each queue: when it starts, with the variance; until when the engine is busy with what it does now; the seconds
-    of swapping; whether the running batch is evicted: where the group gains more than the eviction costs."""
+def _opening(heads: Floats, engine: Floats, continues: Booleans, weights: Weights) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
+    """Of the first group of each queue: its start and the variance; the end of the running batch; the seconds of swapping; whether the
+    running batch is evicted, which it is where the group gains more than the eviction costs."""
     busy_s, swap_s, warm_s = engine[DRAIN_LEAD], heads[SWAP], heads[WARM]
     behind_s = busy_s + np.maximum(warm_s, swap_s - busy_s)
     cleared_s = np.maximum(warm_s, swap_s)
     behind, cleared = _late_and_costs(heads, behind_s, engine[DRAIN_LEAD_VARIANCE])[1], _late_and_costs(heads, cleared_s, 0.0)[1]
     saved = np.array((weights.late, weights.tardiness, weights.completion)) @ (behind - cleared)
-    clears = ~goes_on & (cleared_s < behind_s) & (saved > weights.work * (cleared_s - behind_s + busy_s) + engine[CLEAR_COST])
+    clears = ~continues & (cleared_s < behind_s) & (saved > weights.work * (cleared_s - behind_s + busy_s) + engine[CLEAR_COST])
     ready_s = np.where(clears, 0.0, busy_s)
-    begin_s = np.where(goes_on, engine[LEAD], ready_s + np.maximum(warm_s, swap_s - ready_s))
-    variance = np.where(goes_on, engine[LEAD_VARIANCE], np.where(clears, 0.0, engine[DRAIN_LEAD_VARIANCE]))
-    return begin_s, variance, np.where(clears, 0.0, busy_s), np.where(goes_on, 0.0, begin_s - ready_s), clears
+    begin_s = np.where(continues, engine[LEAD], ready_s + np.maximum(warm_s, swap_s - ready_s))
+    variance = np.where(continues, engine[LEAD_VARIANCE], np.where(clears, 0.0, engine[DRAIN_LEAD_VARIANCE]))
+    return begin_s, variance, np.where(clears, 0.0, busy_s), np.where(continues, 0.0, begin_s - ready_s), clears
 
 
 def _late_and_costs(groups: Floats, start_s: Floats, variance: Floats | float) -> tuple[Floats, Floats]:
-    """Of groups that start then: the expected share of late requests; LATE, TARDINESS and COMPLETION of each [3, groups]."""
+    """Of groups with these starts: the expected share of late requests; LATE, TARDINESS and COMPLETION [3, groups]."""
     reached_s, work_s = start_s + groups[OWN], groups[WORK]
     gap_s, spread = reached_s - groups[DEADLINE], variance + groups[OWN_VARIANCE]
     late, tardiness_s = _lateness(gap_s, work_s - groups[SPREAD], spread, groups[WORK_VARIANCE])
@@ -180,7 +170,7 @@ def _late_and_costs(groups: Floats, start_s: Floats, variance: Floats | float) -
 
 
 def _within(values: Floats, begins: Booleans) -> Floats:
-    """Sums of values up to each one since the last beginning."""
+    """Cumulative sums that restart at each `begins`."""
     sums = np.add.accumulate(values)
     at = np.flatnonzero(begins)
     sums -= np.repeat(sums[at] - values[at], np.diff(np.append(at, len(values))))
@@ -188,9 +178,8 @@ def _within(values: Floats, begins: Booleans) -> Floats:
 
 
 def _lateness(gap_s: Floats, stretch_s: Floats, variance: Floats, work_variance: Floats) -> tuple[Floats, Floats]:
-    """P(late) and expected tardiness of a request, in the mean over the points of its group. `gap_s`: from the deadline of the first one to
-    its end; `stretch_s`: how much more that is for the last one; `variance`: of the first one's end, `work_variance`: what the last one has
-    beyond."""
+    """P(late) and expected tardiness of a request, averaged over the points of its group. `gap_s`: end less deadline of the first request;
+    `stretch_s`: its growth to the last one; `variance`: of the first end, `work_variance`: its growth to the last one."""
     deviation = np.sqrt(np.maximum(variance + SHARES * work_variance, VARIANCE_MIN))
     z = (gap_s + SHARES * stretch_s) / deviation
     above = ndtr(z)

@@ -1,8 +1,7 @@
 """Service times of many groups at once, on arrays.
 
-A class is (instance, or all that serve alike, group key, prompt length to within `PROMPT_STEP`). What its groups share is worked out once
-for each snapshot of the profiles, as a column of a table; what a group adds (count, prompt tokens, deadline) are arrays. So the times of
-10,000 groups cost a few operations on arrays, however often their counts change.
+A class is (instances that serve alike, group key, prompt length to within `PROMPT_STEP`). Figures of a class are computed once a snapshot
+of the profiles, as a column of a table; a group adds its count, prompt tokens and deadline. So 10,000 groups cost a few array operations.
 """
 
 from __future__ import annotations
@@ -20,43 +19,21 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import TIERS, Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.tenants import weight_of
+from qlm_planner.cost import order_cost as of
 from qlm_planner.cost.absence import Absences
 from qlm_planner.cost.estimates import PROMPT_STEP, Estimates, Likeness
 from qlm_planner.cost.expected_absences import absences_of
-from qlm_planner.cost.order_cost import (
-    BAND,
-    COUNT,
-    DEADLINE,
-    DRAIN,
-    FAR_S,
-    GROUP_ROWS,
-    MODEL,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SLO,
-    SPREAD,
-    SWAP,
-    WARM,
-    WORK,
-    WORK_VARIANCE,
-)
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
 SIZES = 96
-"""Sizes of prompts that are told apart: e^(96 * PROMPT_STEP) tokens are beyond every context."""
-
+"""Prompt sizes: e^(96 * PROMPT_STEP) tokens are beyond every context."""
 TRAITS_MAX = 50_000
-"""Groups whose key is remembered; beyond it all are looked up again."""
-
+"""Most groups with a cached key; beyond it the cache is emptied."""
 KEYS_MAX = 5_000
-"""Keys that have numbers: names of tenants are in them, which come and go. With more all begin anew."""
-
+"""Most numbered keys, which hold names of tenants; beyond it numbering restarts."""
 SLOTS_MAX = 10_000
-"""Instances and models that have numbers, for each of their batches; with more all begin anew."""
-
+"""Most numbered (instance, model, batch); beyond it numbering restarts."""
 COLUMNS_FIRST = 256
 """Columns of a new table; it doubles."""
 
@@ -78,15 +55,15 @@ COLUMNS_FIRST = 256
     WARM_S,
     ANSWERS,
 ) = range(16)
-"""Rows of what a class's groups share. `ANSWERS`: 1 where the SLO bounds the first token; behind it the table of the longest
-outputs. Times are NaN where the instance does not serve the model."""
+"""Rows of a class. `ANSWERS`: 1 where the SLO bounds the first token; the table of the longest outputs follows. Times are NaN where the
+instance does not serve the model."""
 LONGEST_AT = 16
 ROWS = LONGEST_AT + len(LONGEST_OF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupColumns:
-    """Groups [groups] as arrays: the number of the key, the size of the mean prompt, what a group adds to its class. `band`: the rank."""
+    """Groups [groups] as arrays: key number, size of the mean prompt, own figures. `band`: the rank."""
 
     ids: list[str]
     key: Integers
@@ -102,19 +79,19 @@ class GroupColumns:
     due_share: Floats
 
     def take(self, chosen: Integers) -> GroupColumns:
-        """Some of them, in an order; without their ids."""
+        """Some groups, in order; without ids."""
         arrays = {each.name: getattr(self, each.name)[chosen] for each in fields(self) if each.name != "ids"}
         return GroupColumns(ids=[], **arrays)
 
     def beside(self, others: GroupColumns) -> GroupColumns:
-        """These, and others behind them."""
+        """These groups, then others."""
         arrays = {each.name: np.concatenate((getattr(self, each.name), getattr(others, each.name))) for each in fields(self)[1:]}
         return GroupColumns(ids=[*self.ids, *others.ids], **arrays)
 
 
 @dataclass(slots=True, kw_only=True)
 class ClassTable:
-    """The table of classes for one `Estimates`; emptied when that has loaded other profiles."""
+    """The table of classes for one `Estimates`; emptied when that loads other profiles."""
 
     estimates: Estimates
     _version: int = -1
@@ -131,10 +108,8 @@ class ClassTable:
     _absences_key: tuple[object, ...] = ()
     _absences: Absences = field(default_factory=lambda: Absences.none(0, 0))
 
-    # Groups -----------------------------------------------------------------------------------------------------------
-
     def columns(self, groups: Sequence[Group]) -> GroupColumns:
-        """Costs O(groups), and nothing but reading their counts for those that were read before."""
+        """The columns of groups. O(groups); for cached groups it only reads counts."""
         self._refresh()
         if len(self._keys) > KEYS_MAX:
             self._forget_keys()
@@ -146,7 +121,7 @@ class ClassTable:
         if None in numbers:
             numbers = [self._number(group) for group in groups]
         key = np.array(numbers, dtype=np.int64)
-        # A list for each field: an array of tuples takes twice as long to make.
+        # One list per field: an array of tuples takes twice as long.
         count, prompt_tokens, deadline_s, spread_s, slo_s, due_share, band, tier = np.array(
             [
                 [group.waiting for group in groups],
@@ -179,7 +154,7 @@ class ClassTable:
         )
 
     def models(self, groups: GroupColumns) -> tuple[list[str], Integers]:
-        """The models of groups by name, and the place of each group's among them."""
+        """The models of groups by name, and each group's index among them."""
         _, one_of, place = np.unique(groups.model, return_index=True, return_inverse=True)
         return [self._keys[number].model for number in groups.key[one_of].tolist()], place
 
@@ -194,10 +169,8 @@ class ClassTable:
         self._traits[group.group_id] = number
         return number
 
-    # Service times ----------------------------------------------------------------------------------------------------
-
     def classes(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns) -> Floats:
-        """What the classes of groups share on `slots[on]` [ROWS, ...]: `on` goes with the groups, or is [kinds, 1]: all on each."""
+        """The classes of groups on `slots[on]` [ROWS, ...]: `on` [groups], or [kinds, 1] for all groups on each."""
         self._refresh()
         codes = np.unique(groups.model).tolist()
         numbers = np.zeros((len(slots), max(codes, default=0) + 1), dtype=np.int64)
@@ -218,26 +191,26 @@ class ClassTable:
         return self._table[:, columns]
 
     def rows(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns, crowd: float | Floats, now_s: float) -> Floats:
-        """Rows of `order_cost` for groups that stand on the queues of `slots[on]`. One that its instance cannot serve weighs nothing.
-        `crowd`: as for `service_times`."""
+        """Rows of `order_cost` for groups on the queues of `slots[on]`; a group that its instance cannot serve weighs nothing. `crowd`: as
+        in `service_times`."""
         shared = self.classes(slots, on, groups)
         requests = groups.count * groups.weight * groups.due_share
-        deadline_s = np.minimum(groups.deadline_s - now_s, FAR_S)
-        slo_s = np.minimum(groups.slo_s, FAR_S)
+        deadline_s = np.minimum(groups.deadline_s - now_s, of.FAR_S)
+        slo_s = np.minimum(groups.slo_s, of.FAR_S)
         warm = self._warm(slots)[on, groups.model]
-        rows = np.empty((GROUP_ROWS, len(on)))
-        rows[: DRAIN + 1] = service_times(shared, groups, crowd)
-        rows[REQUESTS], rows[DEADLINE], rows[SPREAD] = requests, deadline_s, groups.spread_s
-        rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], np.maximum(shared[COLD_S], shared[WARM_S])), shared[WARM_S]
-        rows[MODEL], rows[BAND], rows[COUNT], rows[SLO] = groups.model, groups.band, groups.count, slo_s
+        rows = np.empty((of.GROUP_ROWS, len(on)))
+        rows[: of.DRAIN + 1] = service_times(shared, groups, crowd)
+        rows[of.REQUESTS], rows[of.DEADLINE], rows[of.SPREAD] = requests, deadline_s, groups.spread_s
+        rows[of.SWAP], rows[of.WARM] = np.where(warm, shared[WARM_S], np.maximum(shared[COLD_S], shared[WARM_S])), shared[WARM_S]
+        rows[of.MODEL], rows[of.BAND], rows[of.COUNT], rows[of.SLO] = groups.model, groups.band, groups.count, slo_s
         unserved = np.isnan(shared[TOKEN_S])
         if unserved.any():
-            rows[:MODEL, unserved] = 0.0
-            rows[DEADLINE, unserved] = FAR_S
+            rows[: of.MODEL, unserved] = 0.0
+            rows[of.DEADLINE, unserved] = of.FAR_S
         return rows
 
     def absences(self, board: Board, slots: Sequence[Slot]) -> Absences:
-        """As `absences_of`; worked out once for what is expected and what the instances serve."""
+        """`absences_of`, cached until the demand or the instances' models change."""
         serving = [(slot.facts.incarnation, slot.active_model, slot.batch(slot.active_model), *slot.warm_models) for slot in slots]
         key = (self.estimates.version, self.estimates.codes, board.expectations, *serving)
         if key != self._absences_key:
@@ -245,7 +218,7 @@ class ClassTable:
         return self._absences
 
     def _warm(self, slots: Sequence[Slot]) -> NDArray[np.bool_]:
-        """[slots, models]: in host memory."""
+        """Models in host memory [slots, models]."""
         estimates = self.estimates
         codes = [[estimates.code(model) for model in slot.warm_models] for slot in slots]
         models = max([*self._models, *(code for each in codes for code in each)], default=0) + 1
@@ -255,11 +228,9 @@ class ClassTable:
         return warm
 
     def alike(self, slots: Sequence[Slot]) -> list[Likeness]:
-        """Of each instance; the same for those that serve alike."""
+        """The likeness of each instance."""
         self._refresh()
         return [tuple(self._kind(slot, model) for model in slot.facts.models) for slot in slots]
-
-    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         if self._version != self.estimates.version or len(self._slots) > SLOTS_MAX:
@@ -281,7 +252,7 @@ class ClassTable:
         self._forget_columns()
 
     def _kind(self, slot: Slot, model: str) -> int:
-        """The number of an instance and a model; instances that serve it alike have one."""
+        """The number of an instance and a model; instances that serve the model alike share it."""
         place = (slot.facts.incarnation, model, slot.batch(model))
         number = self._slots.get(place)
         if number is None:
@@ -304,12 +275,12 @@ class ClassTable:
         self._used += 1
 
     def _shared(self, slot: Slot, key: GroupKey, size: int) -> Floats:
-        """The column of a class, NaN where the instance does not serve it."""
+        """The column of a class; NaN where the instance does not serve it."""
         column = np.full(ROWS, np.nan)
-        told = self.estimates.class_of(slot, key, size)
-        if told is None:
+        facts = self.estimates.class_of(slot, key, size)
+        if facts is None:
             return column
-        served, hardware = told.service, told.hardware
+        served, hardware = facts.service, facts.hardware
         scale = hardware.slowdown * 1e-3
         column[:LONGEST_AT] = (
             served.output.mean,
@@ -324,20 +295,19 @@ class ClassTable:
             served.prefill_work_s,
             hardware.prefill_ms_per_token * scale,
             hardware.prefill_ms_per_token_squared * scale,
-            told.prompt_variance,
+            facts.prompt_variance,
             hardware.swap_s(warm=False),
             hardware.swap_s(warm=True),
             float(key.slo_kind is SloKind.FIRST_TOKEN),
         )
-        column[LONGEST_AT:] = told.longest
+        column[LONGEST_AT:] = facts.longest
         return column
 
 
 def service_times(shared: Floats, groups: GroupColumns, crowd: float | Floats) -> Floats:
-    """The first rows of `order_cost`, WORK to DRAIN [5, ..., groups]. `shared` [ROWS, ..., groups]: of the classes. `crowd`: requests that
-    an instance has on average, which share a batch with a group's: where they are more than its own, its requests decode in a larger
-    batch, and more prefills ride along. What of a group's decode work is in flight at a time is not counted twice before the next run: once
-    as work, and once as the drain."""
+    """Rows WORK to DRAIN of `order_cost` [5, ..., groups]. `shared` [ROWS, ..., groups]: of the classes. `crowd`: mean requests of an
+    instance; beyond a group's own requests they enlarge its batch and add prefills. The part of a group's decode work that is in flight
+    counts once before the next run, as work and not as drain."""
     count, batch, output = groups.count, shared[BATCH], shared[OUTPUT]
     mean = groups.prompt_tokens / np.maximum(1.0, count)
     known_s = shared[PREFILL_TOKEN_S] * mean + shared[PREFILL_SQUARE_S] * (mean * mean + shared[PROMPT_VARIANCE])
@@ -356,10 +326,10 @@ def service_times(shared: Floats, groups: GroupColumns, crowd: float | Floats) -
     decode_s = count * output * shared[TOKEN_S]
     in_flight_s = np.minimum(decode_s, shared[LEFT_TOKENS] * shared[STEP_S] * np.minimum(1.0, count / batch))
     times: dict[int, Floats] = {
-        WORK: count * prefill_s + decode_s,
-        WORK_VARIANCE: count * shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
-        OWN: own_prefill_s + bounded * output * pace_s,
-        OWN_VARIANCE: bounded * shared[OUTPUT_VARIANCE] * pace_s**2,
-        DRAIN: np.maximum(0.0, drain_s - in_flight_s),
+        of.WORK: count * prefill_s + decode_s,
+        of.WORK_VARIANCE: count * shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
+        of.OWN: own_prefill_s + bounded * output * pace_s,
+        of.OWN_VARIANCE: bounded * shared[OUTPUT_VARIANCE] * pace_s**2,
+        of.DRAIN: np.maximum(0.0, drain_s - in_flight_s),
     }
-    return np.array([times[row] for row in range(DRAIN + 1)])
+    return np.array([times[row] for row in range(of.DRAIN + 1)])

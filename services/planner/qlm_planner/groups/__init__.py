@@ -1,7 +1,7 @@
-"""Requests into groups, and groups to their first place.
+"""Request groups: which group a request joins, and a new group's first position.
 
-assignment        the group that a request joins
-cheapest_place    the cheapest place of a new group
-ranks             groups that come before or behind others of their band
-split             groups that are too large where they stand
+assignment        assigns requests to groups
+cheapest_place    the cheapest position of a new group
+ranks             groups that precede or follow others of their band
+split             splits groups above their limit
 """

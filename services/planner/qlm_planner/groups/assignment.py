@@ -1,4 +1,4 @@
-"""Which group a request joins: the online part of QLM algorithm 1, O(1) while its group is open (or as a comparison policy says)."""
+"""Assigns requests to groups: the online part of QLM algorithm 1, O(1) while a group is open; or as a comparison policy decides."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
 
 SPREAD_MIN_S = 0.1
-"""Deadlines that are nearer than this may always share a group: else each request with an SLO of a millisecond would open one."""
+"""Deadlines nearer than this may share a group; otherwise each request with an SLO of a millisecond opens one."""
 CROWDED = 1.1
-"""Steps that differ by less are alike: else each request would open a group."""
-OVERTAKEN_LOOK = 32
-"""Groups behind an open one, and from the head of its queue, among which those are looked for that a request would overtake."""
+"""Ratio of step times below which two instances are equal; otherwise each request opens a group."""
+OVERTAKE_GROUPS = 32
+"""Groups behind an open one, and at the head of its queue, that `_overtakes` reads."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupAssignment:
-    """Makes the groups of one leader. `fence`: that of its lease. `above`: classes of tenants that have had more than their share.
-    `baseline`: the comparison policy that decides instead, if any."""
+    """Opens the groups of one term. `fence`: of its lease. `above`: classes of tenants above their share. `baseline`: the comparison
+    policy that decides instead, if any."""
 
     policy: Policy
     table: ClassTable
@@ -44,7 +44,7 @@ class GroupAssignment:
     tenant_classes: TenantClasses
     above: Collection[str] = ()
     baseline: Baseline | None = None
-    made: int = 0
+    opened: int = 0
 
     @classmethod
     def of(cls, policy: Policy, table: ClassTable, fence: int, baseline: Baseline | None = None) -> GroupAssignment:
@@ -52,9 +52,9 @@ class GroupAssignment:
         return cls(policy=policy, table=table, fence=fence, tenant_classes=tenant_classes, baseline=baseline)
 
     def place(self, arrivals: Sequence[Arrival], board: Board, estimates: Estimates, now_s: float) -> Place:
-        """Puts requests into groups, on the board at once, and says how the queue does it."""
+        """Assigns requests to groups on the board; returns the call that does so in the queue."""
         used: dict[str, Group] = {}
-        newer = (self.fence, self.made)
+        newer = (self.fence, self.opened)
         placements: list[Placement] = []
         seating = None if self.baseline is None else self.baseline.seating(board, self.table, now_s)
         for arrival in arrivals:
@@ -65,7 +65,7 @@ class GroupAssignment:
                 group = self.follow(facts, seating)
             used[group.group_id] = group
             placements.append(Placement(arrival=arrival, group_id=group.group_id))
-        # From the last position to the first: a group is opened, with its first request, in front of one that is there already.
+        # From the last position to the first: a group opens in front of one that exists.
         groups = sorted(used.values(), key=lambda group: -board.queues[group.instance].index(group.group_id))
         turn = {group.group_id: number for number, group in enumerate(groups)}
         placements.sort(key=lambda placement: turn[placement.group_id])
@@ -74,8 +74,7 @@ class GroupAssignment:
         return Place(groups=openings, requests=tuple(placements), opened=opened)
 
     def join(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> Group:
-        """The newest open group of the request's key that has room for it, else a new group at its best place, or on "unassigned" where it
-        is paused."""
+        """The newest open group of the request's key with room, else a new group at its cheapest position (on "unassigned" if paused)."""
         tenant = facts.key.tenant
         paused = bool(board.pauses) and is_paused(board.pauses, "", tenant)
         traits = traits_of(facts, self.tenant_classes.of(tenant, now_s, paused=paused))
@@ -83,8 +82,8 @@ class GroupAssignment:
         if group is not None and self._has_room(group, facts.deadline_s, board, estimates):
             board.add_request(group, facts)
             return group
-        self.made += 1
-        group = self._alone(self.made, facts, traits)
+        self.opened += 1
+        group = self._alone(self.opened, facts, traits)
         group.tier = tier_of(group, self.above, self.policy, now_s)
         place = None if board.is_paused(traits.key) else best_place(lines_of(board, self.table, now_s), self.table, group, now_s)
         if place is None:
@@ -95,21 +94,21 @@ class GroupAssignment:
         return group
 
     def joins(self, board: Board, estimates: Estimates) -> Callable[[GroupKey, float], str]:
-        """By key and deadline, the id of the open group on an instance's queue that a request joins; "" for none."""
+        """Maps a request's key and deadline to the id of the open group on an instance's queue that it joins; "" for none."""
 
-        def joined(key: GroupKey, deadline_s: float) -> str:
+        def group_for(key: GroupKey, deadline_s: float) -> str:
             group = board.newest.get(key)
             if group is None or group.instance not in board.slots or not self._has_room(group, deadline_s, board, estimates):
                 return ""
             return group.group_id
 
-        return joined
+        return group_for
 
     def follow(self, facts: RequestFacts, seating: Seating) -> Group:
-        """The group where a comparison policy seats a request, perhaps a new one."""
-        alone = self._alone(self.made + 1, facts, traits_of(facts))
+        """The group that a comparison policy chooses, perhaps a new one."""
+        alone = self._alone(self.opened + 1, facts, traits_of(facts))
         group = seating.join(facts, alone)
-        self.made += group is alone
+        self.opened += group is alone
         return group
 
     def _alone(self, number: int, facts: RequestFacts, traits: GroupTraits) -> Group:
@@ -117,11 +116,11 @@ class GroupAssignment:
         return group_of_one(group_id_of(self.fence, number), traits, self.policy.slo_band, facts.deadline_s, facts.prompt_tokens)
 
     def part_of(self, group: Group) -> Group:
-        """A new group of the traits of another one, without requests, on its queue."""
-        self.made += 1
+        """A new, empty group with the traits and the queue of another one."""
+        self.opened += 1
         return Group(
-            group_id=group_id_of(self.fence, self.made),
-            order=(self.fence, self.made),
+            group_id=group_id_of(self.fence, self.opened),
+            order=(self.fence, self.opened),
             traits=group.traits,
             band=group.band,
             instance=group.instance,
@@ -135,19 +134,19 @@ class GroupAssignment:
     def _has_room(self, group: Group, deadline_s: float, board: Board, estimates: Estimates) -> bool:
         slot = board.slots.get(group.instance)
         if slot is not None and not slot.serving:
-            return False  # it is about to move: nothing more goes where nobody serves
+            return False  # the group moves soon
         limits = estimates.limits_at(slot, group)
         if group.live >= limits.live or group.waiting >= limits.waiting:
             return False
         if self._crowded(group, slot, board, estimates):
             return False
         if math.isinf(group.traits.slo_s):
-            return True  # priorities, and those that may take any time
+            return True  # no deadline
         spread_s = max(SPREAD_MIN_S, self.policy.group_spread_fraction * group.traits.slo_s)
         return abs(deadline_s - group.first_deadline_s) <= spread_s and not self._overtakes(group, deadline_s, board)
 
     def _crowded(self, group: Group, slot: Slot | None, board: Board, estimates: Estimates) -> bool:
-        """A step takes clearly longer on the group's instance than on another one that serves its model now."""
+        """Whether a step takes clearly longer on the group's instance than on another one with the same active model."""
         model = group.traits.key.model
         if slot is None or slot.active_model != model:
             return False
@@ -159,21 +158,20 @@ class GroupAssignment:
         return step_s(slot) > CROWDED * min(map(step_s, others), default=math.inf)
 
     def _overtakes(self, group: Group, deadline_s: float, board: Board) -> bool:
-        """Whether a request that joins a group would come before others of its model and SLO class that came much earlier. A group may
-        stay open for long (it is as large as what of its key arrives while it drains), and what is told to those behind it counts nobody
-        who is yet to come. Costs O(1) but for finding the group on its queue."""
+        """Whether a request in this group would precede much earlier ones of its model and SLO class. A group may stay open for long, and
+        predictions for the groups behind it assume no further requests. O(1) beyond finding the group on its queue."""
         queue = board.queues[group.instance]
         place = queue.index(group.group_id)
-        behind = _first_alike(board, islice(queue, place + 1, place + 1 + OVERTAKEN_LOOK), group)
+        behind = _first_alike(board, islice(queue, place + 1, place + 1 + OVERTAKE_GROUPS), group)
         if behind is None:
             return False
-        first = _first_alike(board, islice(queue, min(place, OVERTAKEN_LOOK)), group) or group
+        first = _first_alike(board, islice(queue, min(place, OVERTAKE_GROUPS)), group) or group
         waited_s = self.policy.group_overtake_fraction * (deadline_s - first.first_deadline_s)
         return deadline_s - behind.first_deadline_s > max(self.policy.group_overtake_min_s, waited_s)
 
 
 def opening_of(group: Group, before: str) -> GroupOpening:
-    """How the queue opens a group, in front of another one."""
+    """The queue's call to open a group in front of another one."""
     return GroupOpening(
         group_id=group.group_id,
         instance=group.instance,
@@ -184,7 +182,7 @@ def opening_of(group: Group, before: str) -> GroupOpening:
 
 
 def _first_alike(board: Board, group_ids: Iterable[str], group: Group) -> Group | None:
-    """The first with the model, the SLO class and the rank of a group: among those the order is that of their deadlines."""
+    """The first group with a group's model, SLO class and rank: these are sorted by deadline."""
     key = group.traits.key
     of = (key.model, key.slo_kind, key.slo_class, group.rank)
     for group_id in group_ids:

@@ -1,13 +1,12 @@
-"""Where a new group goes: the cheapest place of all that respect the order, on all instances that can serve it.
+"""Chooses a new group's position: the cheapest one on all instances that can serve it.
 
-Places in a queue (within the group's priority band):
+Candidates on a queue, within the group's priority band:
 - by earliest deadline: behind every group whose deadline is not later;
-- beside a run of its own model (the nearest before and behind that place, and the last), by deadline inside the run: no swap of its own.
-  It overtakes groups with earlier deadlines there only if that costs less: a join costs those behind it exactly what their slack does not
-  absorb;
-- in front of all of its band, if it would end late behind those with earlier deadlines (they may be late anyway);
-- in front of the head only for a higher band, for the model that is active, or for a stated gain: a head that runs is not displaced for a
-  little, which is what makes two models take turns. The batch then drains first, or is evicted (`order_cost`).
+- in a run of its own model (the nearest on both sides, and the last), by deadline inside the run, without a swap. Overtaking groups with
+  earlier deadlines costs the lateness beyond their slack;
+- in front of its band, if it is late behind earlier deadlines (which may be late anyway);
+- in front of the head only for a higher band, for the active model, or for a stated gain; otherwise two models would alternate. The
+  running batch then drains, or is evicted (`order_cost`).
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line, columns_on
 
 COST_DIGITS = 6
-"""Decimal places of a cost: sums in another order differ behind them."""
-
+"""Decimal places of a cost; sums in another order differ beyond them."""
 LATE = 0.5
-"""A group is late where more than this share of its requests is expected to be."""
+"""Expected share of late requests above which a group is late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlace:
-    """A place for a group. `added_cost`: what the plan costs more with it there; `overtakes`: places from that by deadline."""
+    """A position for a group. `added_cost`: growth of the plan's cost; `overtakes`: distance from the position by deadline."""
 
     line: Line
     position: int
@@ -44,14 +42,13 @@ class QueuePlace:
 
     @property
     def rank(self) -> tuple[float, int, float]:
-        """Of costs that are equal but for rounding (groups of one model in any order) the order of deadlines decides."""
+        """Sort key: equal costs (groups of one model in any order) are ordered by deadline."""
         return (round(self.added_cost, COST_DIGITS), self.overtakes, self.end_s)
 
 
 def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: float) -> QueuePlace | None:
-    """The cheapest place for a group that is on no queue; None if no line can serve it. Equal costs: the place nearest to that by deadline,
-    the earlier end, the first line. Of many lines only the shortest `lines_max` are tried, and as many of those that have the model
-    active."""
+    """The cheapest position for a group that is on no queue; None if no line can serve it. Equal costs: the position nearest to its
+    deadline, the earlier end, the first line. Of many lines, only the `lines_max` shortest are tried, and as many with its model active."""
     model = group.traits.key.model
     able = [line for line in lines if table.estimates.can_serve(line.slot, model)]
     most = table.estimates.policy.lines_max
@@ -68,7 +65,7 @@ def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
     orders = [*(line.rows for line in able), *(np.insert(able[number].rows, at, columns[:, number], axis=1) for number, at in tries)]
     queue = np.repeat(np.arange(len(orders)), [order.shape[1] for order in orders])
     engines = np.array([line.engine for line in (*able, *(able[number] for number, _ in tries))]).T
-    absences = Absences.joined([line.absences for line in able]).take([*range(len(able)), *(number for number, _ in tries)])
+    absences = Absences.concatenate([line.absences for line in able]).take([*range(len(able)), *(number for number, _ in tries)])
     times = order_times(np.concatenate(orders, axis=1), queue, engines, table.estimates.policy.weights, absences)
     placed = len(able) + np.arange(len(tries))
     groups = np.searchsorted(queue, placed) + [position for _, position in tries]
@@ -86,23 +83,23 @@ def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
         if number in late or position != found[number].front or position in (found[number].in_turn, *found[number].others)
     ]
     best = min(places, key=lambda place: place.rank)
-    if not best.line.goes_on(model, best.position):
+    if not best.line.continues_batch(model, best.position):
         return best
-    # The cheapest of each queue whose batch it joins: the one with the fastest step.
+    # In a continued batch: the instance with the fastest step, of the cheapest position on each.
     by_line = {id(place.line): place for place in sorted(places, key=lambda place: place.rank, reverse=True)}
-    beside = [place for place in by_line.values() if place.line.goes_on(model, place.position)]
+    beside = [place for place in by_line.values() if place.line.continues_batch(model, place.position)]
     return min(beside, key=lambda place: (_step_s(place.line, table, group), place.rank))
 
 
 def _step_s(line: Line, table: ClassTable, group: Group) -> float:
-    """A step of the batch that a group joins, with all that waits of the first run."""
+    """Step time of the batch that a group joins, with all waiting requests of the first run."""
     others = line.rows[MODEL] != line.engine[ACTIVE]
     sequences = line.slot.running + float(line.rows[COUNT, : _first(others)].sum()) + group.waiting
     return table.estimates.step_s(line.slot, group, sequences)
 
 
 class Candidates(NamedTuple):
-    """Positions to try for a group, none behind a lower band: by deadline, others, and the front of its band, for a group that is late."""
+    """Positions for a group behind no lower band: by deadline, others, and the front of its band (for a late group)."""
 
     in_turn: int
     others: set[int]
@@ -110,24 +107,24 @@ class Candidates(NamedTuple):
 
 
 def candidates_in(line: Line, column: Floats) -> Candidates:
-    """Positions in a queue."""
+    """Candidate positions on a queue. `column` [GROUP_ROWS]: the group there."""
     rows, band, deadline_s = line.rows, column[BAND], column[DEADLINE]
     earlier = (rows[BAND] < band) | ((rows[BAND] == band) & (rows[DEADLINE] <= deadline_s))
     in_turn = int(np.flatnonzero(earlier)[-1]) + 1 if earlier.any() else 0
     low, high = _first(rows[BAND] >= band), _first(rows[BAND] > band)
     others: set[int] = set()
     front = in_turn
-    # A queue that breaks the bands (a requeued group stands at its head) leaves only the place by deadline.
+    # Where a requeued group at the head breaks the bands, only the position by deadline is left.
     if low <= in_turn <= high and column[SLO] < FAR_S:
         front = low
         runs = _runs_of(rows, column[MODEL], low, high)
         chosen = [run for run in runs if run[1] <= in_turn][-1:] + [run for run in runs if run[1] > in_turn][:1] + runs[-1:]
         later = rows[DEADLINE] > deadline_s
         others.update(begin + _first(later[begin:end]) for begin, end in chosen)
-        # Not sorted by deadline (runs were joined): also the first place that a later deadline leaves.
+        # Merged runs are not sorted by deadline: add the first position before a later deadline.
         others.add(low + _first(later[low:high]))
         if low == 0 and line.groups and column[MODEL] == line.engine[ACTIVE] != rows[MODEL, 0]:
-            # The run that is being served is one too, though nobody of it may wait any more.
+            # The running batch is a run too, even without waiting requests.
             others.add(0)
     if line.groups and 0 in (in_turn, front, *others):
         others.add(min(high, _first(rows[MODEL] != rows[MODEL, 0])))
@@ -135,7 +132,7 @@ def candidates_in(line: Line, column: Floats) -> Candidates:
 
 
 def _first(mask: NDArray[np.bool_]) -> int:
-    """The first place where a mask holds; its length where it holds nowhere."""
+    """The first index where a mask holds; its length for none."""
     return int(mask.argmax()) if mask.any() else len(mask)
 
 

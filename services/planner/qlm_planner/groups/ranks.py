@@ -1,13 +1,12 @@
-"""Who comes before others of its band, whatever an order by deadlines or by cost would say.
+"""Ranks: groups that precede or follow others of their band, whatever their deadlines or costs.
 
-1. Groups that have waited too long: nobody waits more than `wait_max_slos` x its SLO, or `wait_max_s` where that is longer, while others of
-   its band are served in time. A group whose first request has waited all but `MARGIN_SLOS` of that comes before its band; the margin is
-   for what has to happen until it runs.
-2. All others, but for
-3. groups of tenants that have had more than their share of the served work: they wait behind, and are served where nobody else waits.
+1. Groups that have waited too long: no request waits more than `wait_max_slos` x its SLO, or `wait_max_s` if longer, while others of its
+   band are served in time. A group precedes its band once less than `MARGIN_SLOS` of that is left.
+2. All other groups, except
+3. groups of tenants above their share of the served work: they follow, and are served when no others wait.
 
-The bound is for what a tenant sends within its share. Who floods the queue waits too long by its own doing, and comes back into the bound
-whenever its share falls below the limit; otherwise a flood, or SLOs that nobody can meet, would be a way around the limit.
+The bound holds for requests within a tenant's share. A tenant that floods the queue is bound again once its share falls below the limit;
+otherwise a flood, or an impossible SLO, would bypass the limit.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from qlm_planner.board.group import AGED, BEHIND, USUAL, Group
 from qlm_planner.policy import Policy
 
 MARGIN_SLOS = 0.75
-"""Of the longest wait, what is left for those that waited too long: for others of them, for what runs, and for loading their model."""
+"""SLOs of the longest wait reserved for loading the model and for other requests in front."""
 
 
 def set_tiers(board: Board, above: Collection[str], policy: Policy, now_s: float) -> None:
-    """Gives every open group its place within its band. `above`: classes of tenants that have had too much."""
+    """Sets the tier of every open group. `above`: classes of tenants above their share."""
     for queue in board.queues.values():
         for group_id in queue:
             group = board.groups[group_id]
@@ -32,7 +31,7 @@ def set_tiers(board: Board, above: Collection[str], policy: Policy, now_s: float
 
 
 def tier_of(group: Group, above: Collection[str], policy: Policy, now_s: float) -> int:
-    """Where a group stands within its band now."""
+    """The tier of a group now."""
     if group.traits.key.tenant_class in above:
         return BEHIND
     slo_s = group.slo_least_s
@@ -42,6 +41,6 @@ def tier_of(group: Group, above: Collection[str], policy: Policy, now_s: float) 
 
 
 def in_rank(board: Board, queues: Mapping[str, list[str]]) -> dict[str, list[str]] | None:
-    """The queues with every group in its rank, and otherwise as they are; None where they are so already."""
+    """The queues sorted by rank, otherwise unchanged; None if they are sorted already."""
     ranked = {name: sorted(queue, key=lambda group_id: board.groups[group_id].rank) for name, queue in queues.items()}
     return None if all(ranked[name] == queue for name, queue in queues.items()) else ranked

@@ -1,10 +1,8 @@
-"""Groups that are split while they wait (QLM algorithm 1): the queue takes requests from one to another (ADR 16).
+"""Splits waiting groups (QLM algorithm 1): the queue moves requests to another group (ADR 16).
 
-A group is made within the limits of the instance where it then stands. Its instance may become another one with a smaller batch, and what
-gave way comes back to it: above `split_excess` x its limit, what came last of it, as many as are too many, goes to a new group right behind
-it. Parts are within the limit, so a limit that goes up and down splits once.
-
-Groups are looked at after an overview, some in turn; a call is made when nothing else is to be done, and seldom.
+A group opens within its instance's limits. A smaller batch, another instance or evicted requests may take it above `split_excess` x its
+limit: the latest requests beyond the limit then move to a new group right behind it. Parts are within the limit, so a limit that varies
+splits once. Groups are checked after an overview, some in turn; a call has the lowest priority and is rare.
 """
 
 from __future__ import annotations
@@ -24,27 +22,27 @@ from qlm_planner.policy import Policy
 
 @dataclass(slots=True, kw_only=True)
 class GroupSplits:
-    """`due`: groups that were found to be too large, by id, to be looked at again when there is time. `made`: the group that
-    the call under way opens. `turn`: groups that this round has yet to look at."""
+    """`due`: ids of groups found above their limit, checked again before the call. `opening`: the group that the call under way opens.
+    `turn`: groups still to check in this round."""
 
     policy: Policy
     due: deque[str] = field(default_factory=deque)
-    made: Group | None = None
+    opening: Group | None = None
     turn: deque[str] = field(default_factory=deque)
     next_s: float = -math.inf
 
-    def look(self, board: Board, estimates: Estimates) -> None:
-        """After an overview: finds out which groups are due."""
+    def find_due(self, board: Board, estimates: Estimates) -> None:
+        """Finds the groups to split, after an overview."""
         self.due.clear()
         if not self.turn:
             self.turn.extend(group_id for queue in board.queues.values() for group_id in queue)
-        for _ in range(min(len(self.turn), self.policy.regroup_looks)):
+        for _ in range(min(len(self.turn), self.policy.regroup_checks)):
             group = board.groups.get(self.turn.popleft())
             if group is not None and self._too_many(group, board, estimates):
                 self.due.append(group.group_id)
 
     def call(self, board: Board, estimates: Estimates, assignment: GroupAssignment, now_s: float) -> Regroup | None:
-        """The next call, where one may be made now."""
+        """The next call, if one is due."""
         if now_s < self.next_s:
             return None
         while self.due:
@@ -56,24 +54,22 @@ class GroupSplits:
         return None
 
     def answered(self, event: Regrouped, board: Board) -> tuple[str, ...]:
-        """Takes it into the board; the groups whose counts are to be compared, as events may have told of what was not known yet."""
-        call, made = event.call, self.made
-        self.made = None
+        """Applies the answer to the board; returns the ids of both groups, whose counts earlier events may have missed."""
+        call, opened = event.call, self.opening
+        self.opening = None
         source = board.groups.get(call.source)
-        into = board.groups.get(call.into.group_id, made)
+        into = board.groups.get(call.into.group_id, opened)
         if source is not None and into is not None and event.count:
             into.first_deadline_s = min(into.first_deadline_s, event.first_deadline_s)
             into.next_deadline_s = min(into.next_deadline_s, event.first_deadline_s)
             into.last_deadline_s = max(into.last_deadline_s, event.last_deadline_s)
             board.regroup(source, into, event.count, event.prompt_tokens)
-            if into is made:
-                board.opened_on(into.instance)
+            if into is opened:
+                board.count_opening(into.instance)
         return (call.source, call.into.group_id)
 
-    # Rules ------------------------------------------------------------------------------------------------------------
-
     def _too_many(self, group: Group, board: Board, estimates: Estimates) -> int:
-        """Waiting requests beyond the limit of a group that is to be split, 0 for another one, or one that nobody serves: it will move."""
+        """Waiting requests beyond the limit of a group to split; 0 for others, and for a group that is about to move."""
         slot = board.slots.get(group.instance)
         if slot is None or not group.open or not estimates.can_serve(slot, group.traits.key.model):
             return 0
@@ -82,6 +78,6 @@ class GroupSplits:
 
     def _split(self, group: Group, many: int, board: Board, assignment: GroupAssignment) -> Regroup:
         count = min(many, self.policy.regroup_max)
-        self.made = assignment.part_of(group)
-        into = opening_of(self.made, board.successor(group))
+        self.opening = assignment.part_of(group)
+        into = opening_of(self.opening, board.successor(group))
         return Regroup(source=group.group_id, keep=group.waiting - count, count=count, into=into)

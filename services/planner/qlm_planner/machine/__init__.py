@@ -1,6 +1,6 @@
-"""The planner's decisions as one machine: `step(now_s, event) -> effects`.
+"""The planner's decisions as one state machine: `step(now_s, event) -> effects`.
 
 step                the machine
-events, effects     its inputs; calls and reports for the shell
-connection          when failed calls to the queue are repeated
+events, effects     its inputs; its calls and reports
+connection          retries of failed calls to the queue
 """

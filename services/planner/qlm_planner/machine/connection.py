@@ -1,4 +1,4 @@
-"""What the machine knows of the way to the queue: when a failed call may be repeated, and when it may be trusted again."""
+"""The connection to the queue: when failed calls are repeated, and when leases may count as lost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from qlm_planner.policy import Policy
 
 @dataclass(slots=True, kw_only=True)
 class Connection:
-    """`grace_until_s`: until then nothing is taken from an agent. A new leader begins with a whole lease period: it does not know how
-    long the server was away before, and agents still write what they held meanwhile. `answered_s`: the last answer of any call."""
+    """`grace_until_s`: until then nothing is reclaimed from an agent. A new leader starts with a whole lease period: the server may have
+    been away, and agents still write. `answered_s`: the last answer of any call."""
 
     policy: Policy
     grace_until_s: float
@@ -29,17 +29,17 @@ class Connection:
         return now_s < self.grace_until_s or (not self.up and now_s - self.answered_s >= self.policy.lease_ttl_s / 3.0)
 
     def failed(self, now_s: float) -> None:
-        """Calls that fail together count once."""
+        """Schedules the next call. Calls that fail together count once."""
         if self.up or now_s >= self.retry_s:
             pause_s = min(self.policy.retry_max_s, self.policy.retry_first_s * 2.0 ** min(self.failures, 30))
             self.failures += 1
             self.retry_s = now_s + pause_s
 
     def answered(self, now_s: float) -> bool:
-        """A call was answered; True if that ends a series of failures.
+        """Records an answer; True if it ends a series of failures.
 
-        Grace follows if nothing was answered for a third of a lease. Less is no outage that could have cost an agent its lease (a lease is
-        renewed at least so often that more than that is left of it), and single failed calls must not put off recovery for ever."""
+        Grace follows after a third of a lease without answers. A shorter outage costs no agent its lease, which is renewed earlier, and a
+        single failed call must not delay recovery."""
         silent_s = now_s - self.answered_s
         self.answered_s = now_s
         if self.up:

@@ -1,4 +1,4 @@
-"""What the machine asks of its shell. Every call is answered by exactly one event of `events`, or by `CallFailed`."""
+"""Effects of the machine. Each call is answered by exactly one event of `events`, or by `CallFailed`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Put these requests into these groups; a repeat of the whole call is safe."""
+    """Put requests into groups; the whole call may be repeated safely."""
 
     groups: tuple[GroupOpening, ...]
     requests: tuple[Placement, ...]
     opened: tuple[str, ...] = ()
-    """Queues of the groups that the call opens, one for each."""
+    """Queues of the groups that the call opens, one for each group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyChunk:
-    """Move whole groups, if the versions still are these (`qlm_queue.values.PlanChunk`)."""
+    """Move whole groups if the queues still have these versions (`qlm_queue.values.PlanChunk`)."""
 
     plan_version: int
     versions: Mapping[str, int]
@@ -60,14 +60,14 @@ class ApplyChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOverview:
-    """Read the queue; of its groups these, or all of them (None)."""
+    """Read the queue with these groups, or with all (None)."""
 
     group_ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadUnplaced:
-    """Read accepted requests that are not placed, after a queue id."""
+    """Read accepted, unplaced requests after a queue id."""
 
     after: str
     count: int
@@ -92,7 +92,7 @@ class ReadEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim:
-    """Take what an incarnation owns whose lease is gone."""
+    """Reclaim the requests of an incarnation without a lease."""
 
     incarnation: str
 
@@ -104,7 +104,7 @@ class Expire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shed:
-    """Fail up to `count` requests that wait in a group, the `oldest` or the newest of them, so that `keep` or more are left."""
+    """Fail up to `count` waiting requests of a group, its `oldest` or its newest ones, and keep at least `keep`."""
 
     group_id: str
     keep: int
@@ -114,8 +114,8 @@ class Shed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
-    """Take requests that wait in the group `source` to another one (`qlm_queue.port.Queue.regroup`): the last `count`, as long as `keep`
-    are left. `into`: its deadline is that of what goes there."""
+    """Move the last `count` waiting requests of the group `source`, beyond the first `keep`, to another one
+    (`qlm_queue.port.Queue.regroup`). `into`: its deadline is that of the moved requests."""
 
     source: str
     keep: int
@@ -125,62 +125,63 @@ class Regroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Forget an instance that is gone."""
+    """Forget a lost instance."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishWaits:
-    """Write the waits that the plan predicts."""
+    """Write the predicted waits."""
 
     waits: PlannedWaits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitsFailed:
-    """The waits of the plan could not be predicted; no answer."""
+    """The waits could not be predicted; no answer."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
-    """The plan is another one now; no answer. `replans`: the asks of `ReplanAsked` that it answers -> groups moved."""
+    """The plan has changed; no answer. `replans`: answered `ReplanAsked.ask` -> groups moved."""
 
     plan_version: int
     replans: Mapping[int, int]
 
 
 class PlanCause(StrEnum):
-    """Why the plan was changed."""
+    """Cause of a change of the plan."""
 
     RELOCATE = "relocate"
-    """Groups stood where nobody serves them: their instance left, drains or does not have the model, or one joined that does."""
+    """Groups must move: their instance left, drains or lacks the model, or a new instance has it."""
     MISS = "miss"
-    """Requests were predicted to be late."""
+    """Late requests are predicted."""
     JOINED = "joined"
-    """There is a new instance."""
+    """A new instance serves."""
     LEFT = "left"
-    """An instance was lost, or drains."""
+    """An instance is lost, or drains."""
     DRIFT = "drift"
-    """An instance was found to run otherwise than it did."""
+    """An instance's learned speed has changed."""
     NEW_GROUP = "new_group"
-    """A group came; the order around it is looked at again."""
+    """A group opened; the order around it is repaired."""
     IDLE = "idle"
-    """An instance had nothing to do beside one with several groups."""
+    """An instance is idle while another one has several groups."""
     RANKED = "ranked"
-    """Groups had waited too long, or their tenant had had too much or not any more."""
+    """Groups have waited too long, or a tenant's share has crossed its limit."""
     EVICTED = "evicted"
-    """Groups gave way to a head, and stood in the way of others behind it."""
+    """Evicted groups move behind others of the head's model."""
     ASKED = "asked"
+    """`Planner.Replan` was called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanApplied:
-    """A change of the plan is in the queue, wholly or (`whole`) as far as it came before the queue was looked at again; no answer.
-    `began_s`: when it was decided on. `groups_named`: written in its chunks; `groups_moved`: those of them that are on another queue than
-    before, of the queues `sources`, on the queues `destinations`. `late_before`: late requests expected before it."""
+    """A change of the plan is written, as a whole or (not `whole`) up to the next overview; no answer. `began_s`: its decision.
+    `groups_named`: in its chunks; `groups_moved`: to another queue, from the queues `sources` to `destinations`. `late_before`: late
+    requests expected before it."""
 
     cause: PlanCause
     whole: bool
@@ -195,19 +196,18 @@ class PlanApplied:
 
 
 class Stage(StrEnum):
-    """How thoroughly the solver looks."""
+    """Depth of a search."""
 
     REPAIR = "repair"
-    """From the order as it is, a few moves."""
+    """A few moves from the present order."""
     REPLAN = "replan"
     """A whole order, constructed and annealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solve:
-    """Look for a better order, beside everything else; answered by `Solved` or `SolveFailed`. A job with a higher number takes the place
-    of one that is under way. `orders`: where a repair starts, None for a replan. `moves` bound the search. A function of these fields
-    alone."""
+    """Search a better order in the background; answered by `Solved` or `SolveFailed`. A job with a higher number replaces one under way.
+    `orders`: the start of a repair, None for a replan. `moves`: bound of the search. The answer is a function of these fields."""
 
     job: int
     stage: Stage
@@ -218,20 +218,20 @@ class Solve:
 
 
 class Outcome(StrEnum):
-    """What became of a job of the solver."""
+    """Result of a solver's job."""
 
     APPLIED = "applied"
-    """Its plan is being written."""
+    """Its plan is written."""
     KEPT = "kept"
-    """Its plan is not better than the one in force by the margin."""
+    """Its plan does not save the margin; the present plan stays."""
     FAILED = "failed"
-    """There is no answer; the plan in force stays, and new groups are inserted into it."""
+    """It has no answer; the present plan stays, and new groups are inserted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded:
-    """A job of the solver is over; no answer. `gain`: of the plan's cost, by the model of queues, on the board as it was then. For
-    people: `reason`, why it failed, and `rule`, what made the order."""
+    """A solver's job has ended; no answer. `gain`: saved cost on the board at the answer. For people: `reason` of a failure, and `rule`
+    that made the order."""
 
     job: int
     stage: Stage

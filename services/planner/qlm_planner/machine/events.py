@@ -1,4 +1,4 @@
-"""What the shell tells the machine."""
+"""Events of the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilesRead:
-    """What is known of hardware and workload, and the models served. The first one must come before anything is placed."""
+    """Profiles and served models. The first one precedes all placements."""
 
     catalogue: Mapping[str, ModelSpec]
     profiles: ProfileSnapshot
@@ -34,7 +34,7 @@ class OverviewRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnplacedRead:
-    """A page of `ReadUnplaced`, in queue id order. `read_to`: the last queue id in it; "" for an empty one, which ends the scan."""
+    """A page of `ReadUnplaced`, by queue id. `read_to`: its last queue id; "" for an empty page, which ends the scan."""
 
     arrivals: tuple[Arrival, ...]
     read_to: str
@@ -46,19 +46,19 @@ class ArrivalsRead:
 
 
 class ChangeKind(Enum):
-    """What a lifecycle event means for the counts of a group."""
+    """Effect of a lifecycle event on a group's counts."""
 
     PULLED = auto()
     RETURNED = auto()
-    """Unpulled or requeued: waiting again."""
+    """Unpulled or requeued: it waits again."""
     ENDED_RUNNING = auto()
     ENDED_WAITING = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One request of a group went on. `incarnation`: whose it was, "" if nobody's. `evicted`: it RETURNED because it gave way to the head,
-    and stands behind that. `answered`: it RETURNED or ENDED_WAITING with its first token."""
+    """A change of one request. `incarnation`: its owner, "" for none. `evicted`: it RETURNED by eviction, behind the head. `answered`: it
+    RETURNED or ENDED_WAITING with its first token."""
 
     kind: ChangeKind
     group_id: str
@@ -83,7 +83,7 @@ class EventsRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceAnswered:
-    """`done`: for each request of the call, in its order, whether it is in the group; the others ended or are placed elsewhere."""
+    """`done`: for each request of the call, whether it is in the group; the others have ended or are placed elsewhere."""
 
     call: Place
     done: tuple[bool, ...]
@@ -110,14 +110,14 @@ class ExpirySwept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShedAnswered:
-    """So many were failed."""
+    """The number of failed requests."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regrouped:
-    """So many requests are in the other group, with so many prompt tokens and these deadlines."""
+    """The number of moved requests, their prompt tokens and deadlines."""
 
     call: Regroup
     count: int
@@ -128,7 +128,7 @@ class Regrouped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """The instance is forgotten, or was not to be: the next overview tells."""
+    """The call to forget an instance is done; the next overview has the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,22 +138,21 @@ class WaitsPublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFailed:
-    """The queue could not be asked, or did not answer in time: the call may or may not have happened."""
+    """No answer to a call within its deadline: it may or may not have happened."""
 
     call: Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceAnnounced:
-    """An agent says that it registered."""
+    """An agent has registered."""
 
     facts: InstanceFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReported:
-    """What an agent measures of itself. `active_model`: "" while none is loaded. `batch`: most requests that it runs at once, 0 where it
-    does not say."""
+    """An agent's report. `active_model`: "" while none is loaded. `batch`: most requests that run at once, 0 if unknown."""
 
     incarnation: str
     active_model: str
@@ -163,14 +162,14 @@ class LoadReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplanAsked:
-    """Order all groups anew; answered by the `PlanChanged` that names the ask."""
+    """Order all groups anew; answered by the `PlanChanged` that holds `ask`."""
 
     ask: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
-    """The solver's answer to a job. `rule`: what made the orders."""
+    """The solver's answer to a job. `rule` made the orders."""
 
     job: int
     orders: Orders
@@ -179,7 +178,7 @@ class Solved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveFailed:
-    """The solver has no answer: it raised, took too long, or its process is gone."""
+    """The solver has no answer: it raised, timed out, or its process died."""
 
     job: int
     reason: str
@@ -199,6 +198,6 @@ Answer = (
     | Forgotten
     | WaitsPublished
 )
-"""The queue answered a call."""
+"""Answers of the queue to calls."""
 
 Event = Tick | ProfilesRead | Answer | CallFailed | InstanceAnnounced | LoadReported | ReplanAsked | Solved | SolveFailed

@@ -1,8 +1,8 @@
-"""The planner's decisions: events in, effects out. No IO, no clock, no chance.
+"""The planner's state machine: events in, effects out; no IO, no clock, no chance.
 
-One *lane* of calls (overview, placements, splits of groups, chunks of a plan) has one call under way, or some chunks (`chunks`), so that an
-overview contains all of the planner's own writes; requests gather during a call and go in the next. Beside it, at most one each: the next
-page of a scan, the read of arrivals, of lifecycle events, and of the sweeps (reclaim, expiry, forgetting).
+One *lane* of calls (overviews, placements, splits, chunks of a plan) has one call under way, or some chunks (`plan.chunks`), so that an
+overview holds exactly the planner's own writes; requests gather until the next placement. Outside the lane run at most one each of: a page
+of a scan, reads of arrivals and of lifecycle events, and the sweeps (reclaim, expiry, forgetting, shedding).
 """
 
 from __future__ import annotations
@@ -21,48 +21,8 @@ from qlm_planner.cost.estimates import Estimates
 from qlm_planner.groups.assignment import GroupAssignment
 from qlm_planner.groups.ranks import set_tiers
 from qlm_planner.groups.split import GroupSplits
+from qlm_planner.machine import effects, events
 from qlm_planner.machine.connection import Connection
-from qlm_planner.machine.effects import (
-    ApplyChunk,
-    Call,
-    Effect,
-    Expire,
-    Forget,
-    Place,
-    PlanChanged,
-    PublishWaits,
-    ReadArrivals,
-    ReadEvents,
-    ReadOverview,
-    ReadUnplaced,
-    Reclaim,
-    Regroup,
-    Shed,
-)
-from qlm_planner.machine.events import (
-    Answer,
-    ArrivalsRead,
-    CallFailed,
-    ChunkAnswered,
-    Event,
-    EventsRead,
-    ExpirySwept,
-    Forgotten,
-    InstanceAnnounced,
-    LoadReported,
-    OverviewRead,
-    PlaceAnswered,
-    ProfilesRead,
-    Reclaimed,
-    Regrouped,
-    ReplanAsked,
-    ShedAnswered,
-    Solved,
-    SolveFailed,
-    Tick,
-    UnplacedRead,
-    WaitsPublished,
-)
 from qlm_planner.overload.shedding import Shedding
 from qlm_planner.plan.changes import PlanChanges
 from qlm_planner.plan.chunks import ChunkPipeline, apply_to_board
@@ -72,7 +32,7 @@ from qlm_planner.policy import Policy
 
 
 class PlannerMachine:
-    """The leader's state from its election (`fence`, at `now_s`) to the loss of its lease. Step it with `Tick` no later than `wake_s`."""
+    """The leader's state from its election (`fence`, at `now_s`) to the loss of its lease. Needs a `Tick` no later than `wake_s`."""
 
     def __init__(self, policy: Policy, fence: int, now_s: float) -> None:
         self.policy = policy
@@ -89,10 +49,10 @@ class PlannerMachine:
         self.demand = Demand(now_s)
         self._shedding = Shedding(policy=policy)
         self.splits = GroupSplits(policy=policy)
-        self._lane: Call | None = None
+        self._lane: effects.Call | None = None
         self._pipeline = ChunkPipeline()
         self._again_s = math.inf
-        self._repeat: Place | None = None
+        self._repeat: effects.Place | None = None
         self._reading_arrivals = False
         self._reading_events = False
         self._events_due_s = -math.inf
@@ -104,21 +64,21 @@ class PlannerMachine:
         self._overview_last_s = -math.inf
         self._changed = False
 
-    # What others may read ---------------------------------------------------------------------------------------------
+    # State ------------------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """It knows the queue and the profiles, and places what comes."""
+        """Whether it knows the queue and the profiles, and places requests."""
         return self._loaded and self.estimates.ready
 
     @property
     def caught_up(self) -> bool:
-        """Ready, and every request that was accepted before its election has a group."""
+        """Whether it is ready and every request accepted before its election has a group."""
         return self.ready and not self.arrivals.scanning and not self.arrivals.pending and self._idle_lane
 
     @property
     def wake_s(self) -> float:
-        """When to step it again if no answer comes before; in the future of the last step."""
+        """Time of the next step without an answer; later than the last step."""
         if not self._connection.up:
             return self._connection.retry_s if self._idle_lane else math.inf
         times: list[float] = []
@@ -126,7 +86,7 @@ class PlannerMachine:
             times.append(self._overview_s)
         if self._loaded and not self.sweeps.expiring:
             times.append(self.sweeps.next_expiry_s)
-        if self.sweeps.taking_back and not self.sweeps.reclaiming:
+        if self.sweeps.reclaim_pending and not self.sweeps.reclaiming:
             times.append(self._connection.grace_until_s)
         if self._loaded and not self._reading_events:
             times.append(self._events_due_s)
@@ -137,89 +97,90 @@ class PlannerMachine:
 
     # Events -----------------------------------------------------------------------------------------------------------
 
-    def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Takes one event in and says what to do. `now_s`: seconds of the queue's clock."""
+    def step(self, now_s: float, event: events.Event) -> list[effects.Effect]:
+        """Applies one event; returns the effects. `now_s`: seconds of the queue's clock."""
         self._changed = False
         self._take(now_s, event)
-        effects: list[Effect] = []
+        found: list[effects.Effect] = []
         if self._connection.may_call(now_s):
-            effects.extend(self._calls(now_s))
-        # A placement leaves at once; the next step reorders around it.
-        placing = self._again_s == math.inf and any(isinstance(effect, Place) for effect in effects)
-        sending = self._pipeline.room and any(isinstance(effect, ApplyChunk) for effect in effects)
+            found.extend(self._calls(now_s))
+        # A placement is sent first: the next step repairs the order around it.
+        placing = self._again_s == math.inf and any(isinstance(effect, effects.Place) for effect in found)
+        sending = self._pipeline.room and any(isinstance(effect, effects.ApplyChunk) for effect in found)
         self._again_s = now_s if sending or (placing and self.changes.repair_s <= now_s) else math.inf
         if self.ready and not placing:
             self.changes.repair(self.board, now_s)
-        effects.extend(self._publish(now_s) if not placing and self._connection.may_call(now_s) else ())
-        effects.extend(self.changes.jobs.take_effects())
+        found.extend(self._publish(now_s) if not placing and self._connection.may_call(now_s) else ())
+        found.extend(self.changes.jobs.take_effects())
         answered = self.changes.take_answers()
         if self._changed or answered:
-            effects.append(PlanChanged(plan_version=self.board.plan_version, replans=answered))
-        effects.extend(self.changes.take_done())
-        return effects
+            found.append(effects.PlanChanged(plan_version=self.board.plan_version, replans=answered))
+        found.extend(self.changes.take_done())
+        return found
 
-    def _take(self, now_s: float, event: Event) -> None:
-        if isinstance(event, Answer):
-            self._answered(now_s)
+    def _take(self, now_s: float, event: events.Event) -> None:
+        if isinstance(event, events.Answer) and self._connection.answered(now_s):
+            self._doubt = True
         match event:
-            case Tick():
+            case events.Tick():
                 pass
-            case ProfilesRead(catalogue=catalogue, profiles=profiles):
+            case events.ProfilesRead(catalogue=catalogue, profiles=profiles):
                 self._forecast.load(catalogue, profiles)
                 if self.estimates.load(catalogue, profiles):
-                    self.changes.drifted()
+                    self.changes.note_drift()
                     self._doubt = True
-            case OverviewRead(snapshot=snapshot):
+            case events.OverviewRead(snapshot=snapshot):
                 self._history.view = snapshot
                 self._events_due_s = min(now_s, self._events_due_s)
-            case UnplacedRead(arrivals=arrivals, read_to=read_to):
-                self.demand.saw(arrival.facts for arrival in self.arrivals.add_page(arrivals, read_to))
-            case ArrivalsRead(arrivals=arrivals):
+            case events.UnplacedRead(arrivals=arrivals, read_to=read_to):
+                self.demand.record(arrival.facts for arrival in self.arrivals.add_page(arrivals, read_to))
+            case events.ArrivalsRead(arrivals=arrivals):
                 self._reading_arrivals = False
-                self.demand.saw(arrival.facts for arrival in self.arrivals.add_arrivals(arrivals))
-            case EventsRead(entries=entries):
+                self.demand.record(arrival.facts for arrival in self.arrivals.add_arrivals(arrivals))
+            case events.EventsRead(entries=entries):
                 self._reading_events = False
                 gap_s = self.policy.events_gap_s if 0 < len(entries) < self.policy.events_max else 0.0
                 self._events_due_s = now_s + gap_s
                 self._history.read(entries, self.board)
+                # After an eviction an overview follows soon: the group may cost two swaps.
                 self._doubt = self._doubt or self._history.overflowed or bool(self.board.reopened)
                 self._changed = bool(entries)
-            case PlaceAnswered():
+            case events.PlaceAnswered():
                 self._lane = None
-                self.board.placed(event.call, event.done)
+                self.board.apply_placement(event.call, event.done)
                 self._changed = True
-            case ChunkAnswered():
+            case events.ChunkAnswered():
                 self._chunk_answered(event)
-            case Reclaimed(incarnation=incarnation, count=count):
-                # What was taken back opened groups on queues that nobody serves.
+            case events.Reclaimed(incarnation=incarnation, count=count):
+                # Reclaimed requests reopened groups on queues without an instance.
                 self._doubt = self.sweeps.reclaimed(incarnation, count) or self._doubt
-            case ExpirySwept(count=count):
+            case events.ExpirySwept(count=count):
                 self.sweeps.swept(count, now_s)
-            case ShedAnswered():
+            case events.ShedAnswered():
                 self._shedding.answered()
-            case Regrouped():
+            case events.Regrouped():
                 self._lane = None
-                # What happened to them on the way is seen at once.
-                self._history.pages.doubt(self.splits.answered(event, self.board))
+                # Events of the moved requests may be missed: compare both groups soon.
+                self._history.pages.mark(self.splits.answered(event, self.board))
                 self._doubt = self._changed = True
-            case Forgotten():
+            case events.Forgotten():
                 self._doubt = True
-            case WaitsPublished():
+            case events.WaitsPublished():
                 self._forecast.publishing = False
-            case Solved() | SolveFailed():
-                self.changes.solved(event, self.board, now_s)
-            case CallFailed(call=call):
+            case events.Solved() | events.SolveFailed():
+                self.changes.apply_answer(event, self.board, now_s)
+            case events.CallFailed(call=call):
                 self._failed(call, now_s)
-            case InstanceAnnounced(facts=facts):
+            case events.InstanceAnnounced(facts=facts):
                 slot = self.board.slots.get(facts.name)
                 self._doubt = self._doubt or slot is None or slot.facts != facts.lasting or not slot.alive
-            case LoadReported():
-                self._doubt = not self.board.reported(event) or self._doubt
-            case ReplanAsked(ask=ask):
-                self.changes.ask(ask)
-                # The board is good enough to ask the solver from; what it answers is judged on the board as it is then.
+            case events.LoadReported():
+                self._doubt = not self.board.apply_report(event) or self._doubt
+            case events.ReplanAsked(ask=ask):
+                self.changes.requested.append(ask)
+                # The answer is judged on the board as it is then.
                 known = self.ready and not self._doubt and self._connection.up
-                self._doubt = not (known and self.changes.replan_asked(self.board, now_s)) or self._doubt
+                self._doubt = not (known and self.changes.replan_now(self.board, now_s)) or self._doubt
             case _:
                 assert_never(event)
         if self._history.complete:
@@ -237,7 +198,7 @@ class PlannerMachine:
         self._loaded = True
         self._doubt = self._history.whole
         self._overview_due_s = now_s + self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
-        self.sweeps.see(self.board)
+        self.sweeps.start_round(self.board)
         self.arrivals.compare(unplaced)
         self.board.expect(self.demand.by_model(now_s))
         if self.estimates.ready:
@@ -246,23 +207,23 @@ class PlannerMachine:
                 self.estimates,
                 now_s,
                 in_grace=self._connection.in_grace(now_s),
-                taking_back=self.sweeps.taking_back and not self._connection.in_grace(now_s),
+                taking_back=self.sweeps.reclaim_pending and not self._connection.in_grace(now_s),
                 backlog=self.arrivals.backlog,
             )
             if self.changes.deciding is None and not self.arrivals.backlog:
-                self.splits.look(self.board, self.estimates)
+                self.splits.find_due(self.board, self.estimates)
             if self.policy.overload is Overload.SHED and not self.arrivals.backlog:
-                self._shedding.look(self.board, self.changes.table, now_s)
+                self._shedding.find_late(self.board, self.changes.table, now_s)
         self._changed = before != self.board.order()
 
     def _rank(self, now_s: float) -> None:
-        """Who comes before others of its band, by what has run and who has waited until now."""
+        """Updates the tenants' shares and the tiers of groups."""
         if self.baseline is None:
-            self.tenant_shares.look((slot for _, slot in sorted(self.board.slots.items())), now_s)
+            self.tenant_shares.update((slot for _, slot in sorted(self.board.slots.items())), now_s)
             self._assignment.above = self.tenant_shares.above
             set_tiers(self.board, self.tenant_shares.above, self.policy, now_s)
 
-    def _chunk_answered(self, event: ChunkAnswered) -> None:
+    def _chunk_answered(self, event: events.ChunkAnswered) -> None:
         self._pipeline.answered(applied=event.applied)
         if event.applied:
             self.changes.chunk_applied(event.call, self.board)
@@ -273,55 +234,51 @@ class PlannerMachine:
         else:
             self._doubt = self.changes.conflict() or self._doubt
 
-    def _answered(self, now_s: float) -> None:
-        if self._connection.answered(now_s):
-            self._doubt = True
-
-    def _failed(self, call: Call, now_s: float) -> None:
-        """The call may have happened: what it could have changed is asked for again, and only a placement, which is safe to repeat,
-        is repeated as it was."""
+    def _failed(self, call: effects.Call, now_s: float) -> None:
+        """Handles a failed call, which may have happened: its effects are read again. Only a placement is repeated as it was: that is
+        safe."""
         self._connection.failed(now_s)
         self._doubt = self._history.whole = True
         match call:
-            case Place():
+            case effects.Place():
                 self._lane = None
                 self._repeat = call
-            case ReadOverview():
+            case effects.ReadOverview():
                 self._lane = None
                 self._history.overview_failed()
-            case ApplyChunk():
+            case effects.ApplyChunk():
                 self._pipeline.answered(applied=False)
                 self.changes.conflict()
-            case ReadUnplaced():
+            case effects.ReadUnplaced():
                 self.arrivals.page_failed()
-            case ReadArrivals():
+            case effects.ReadArrivals():
                 self._reading_arrivals = False
                 self.arrivals.rescan()
-            case ReadEvents():
+            case effects.ReadEvents():
                 self._reading_events = False
                 if self._history.view is not None:
                     self._lane = None
                     self._history.overview_failed()
-            case Reclaim():
+            case effects.Reclaim():
                 self.sweeps.reclaiming = ""
-            case Expire():
+            case effects.Expire():
                 self.sweeps.expiring = False
-            case Shed():
+            case effects.Shed():
                 self._shedding.answered()
-            case Regroup():
+            case effects.Regroup():
                 self._lane = None
-            case Forget():
+            case effects.Forget():
                 self.sweeps.forgetting = ""
-            case PublishWaits():
+            case effects.PublishWaits():
                 self._forecast.publishing = False
             case _:
                 assert_never(call)
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
-    def _calls(self, now_s: float) -> list[Effect]:
+    def _calls(self, now_s: float) -> list[effects.Effect]:
         first = self._next_in_lane(now_s)
-        calls: list[Effect] = [] if first is None else [first]
+        calls: list[effects.Effect] = [] if first is None else [first]
         if not self._loaded:
             return calls
         page = self.arrivals.next_page() if self.ready else None
@@ -329,11 +286,11 @@ class PlannerMachine:
             calls.append(page)
         if not self._reading_arrivals and not self.arrivals.scanning and self.arrivals.has_room:
             self._reading_arrivals = True
-            calls.append(ReadArrivals(count=self.policy.arrivals_max, block_s=self.policy.read_block_s))
+            calls.append(effects.ReadArrivals(count=self.policy.arrivals_max, block_s=self.policy.read_block_s))
         if not self._reading_events and now_s >= self._events_due_s:
             self._reading_events = True
             after = "{}-{}".format(*self._history.read_to)
-            calls.append(ReadEvents(after=after, count=self.policy.events_max, block_s=self.policy.read_block_s))
+            calls.append(effects.ReadEvents(after=after, count=self.policy.events_max, block_s=self.policy.read_block_s))
         sweeps = (
             self.sweeps.expire(now_s),
             None if self._connection.in_grace(now_s) else self.sweeps.reclaim(),
@@ -343,7 +300,7 @@ class PlannerMachine:
         calls.extend(call for call in sweeps if call is not None)
         return calls
 
-    def _publish(self, now_s: float) -> list[Effect]:
+    def _publish(self, now_s: float) -> list[effects.Effect]:
         if not self.ready or now_s < self._forecast.wake_s:
             return []
         period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
@@ -357,19 +314,19 @@ class PlannerMachine:
 
     @property
     def _overview_s(self) -> float:
-        """When the next overview is due. A change of the plan is worked out and written in one go, as far as that does not take long."""
+        """When the next overview is due; later while a change of the plan is computed or written."""
         changing = self.changes.target is not None or self.changes.jobs.job is not None
         due_s = self._overview_due_s + (self.policy.overview_every_s if changing else 0.0)
         return min(due_s, self._overview_last_s + self.policy.overview_gap_s) if self._doubt else due_s
 
-    def _next_in_lane(self, now_s: float) -> Call | None:
+    def _next_in_lane(self, now_s: float) -> effects.Call | None:
         if self._lane is not None:
             return None
-        # Before the next chunks of a change: a placement again that may not have happened, and an overview that is due.
+        # Before further chunks: a placement to repeat, and an overview that is due.
         due = now_s >= self._overview_s
         if (due or self._repeat is not None) and self._pipeline.under_way:
-            return None  # it is its turn when they are answered
-        first: Call | None = self._repeat or (self._history.overview_begins(self.board) if due else None)
+            return None  # once the chunks are answered
+        first: effects.Call | None = self._repeat or (self._history.begin_overview(self.board) if due else None)
         if first is None and self.ready:
             chunk = self._chunk(now_s)
             if chunk is not None or self._pipeline.under_way:
@@ -385,11 +342,11 @@ class PlannerMachine:
         self._lane = first
         if first is not None and first is self._repeat:
             self._repeat = None
-        elif isinstance(first, ReadOverview):
+        elif isinstance(first, effects.ReadOverview):
             self._overview_last_s = now_s
         return first
 
-    def _chunk(self, now_s: float) -> ApplyChunk | None:
+    def _chunk(self, now_s: float) -> effects.ApplyChunk | None:
         """The next chunk of the change under way."""
         while (target := self.changes.target) is not None:
             chunk = self._pipeline.more(self.board, target)

@@ -1,7 +1,6 @@
-"""More load than the instances serve in time: advice on the fleet (QLM A.3, a; docs/adr/0017) and shedding.
+"""Overload: advice on the fleet (QLM A.3, a; ADR 17), and shedding.
 
-demand             arrivals by group key
 advice_question    board and demand as one problem of the search
-advice             the smallest fleet whose orders are enough
-shedding           late requests that are failed, lowest value first
+advice             the smallest fleet whose orders meet the SLOs
+shedding           fails late requests of the lowest value
 """

@@ -1,4 +1,4 @@
-"""The smallest fleet that is enough, by the cost of orders: instances to add, of each kind, and instances that could go."""
+"""Advises on the smallest sufficient fleet, by the cost of orders: instances to add, of each kind, and spare instances."""
 
 from __future__ import annotations
 
@@ -14,29 +14,25 @@ from qlm_planner.overload.advice_question import Miss, Question
 from qlm_planner.search.problem import FIELDS, Integers, Problem
 
 SHARE = 0.99
-"""Attainment that is enough."""
-
+"""Sufficient attainment."""
 ADDED_MAX = 64
-"""Most instances of one kind that are advised; beyond it the advice says that they are not enough."""
-
+"""Most instances of one kind that are advised; the advice says if they are not enough."""
 SAME = 1e-3
-"""A difference in attainment that is none."""
-
+"""Differences in attainment below this are ignored."""
 MISSES_MAX = 100
-"""Groups that are named as expected misses, those with the most late requests."""
-
+"""Most groups named as expected misses, those with the most late requests."""
 LATE_MIN = 0.5
-"""Expected late requests from which a group is named, and a plan is one that misses SLOs."""
+"""Expected late requests from which a group is named and a plan misses SLOs."""
 
 
 class AdviceFailedError(Exception):
-    """There is no advice; the message says why."""
+    """There is no advice; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """So many more instances of one kind. `attainment`: expected with them; `enough`: that is the share asked for, or as much as any
-    number of them gives."""
+    """Instances of one kind to add. `attainment`: expected with them; `enough`: it reaches the sufficient share, or the most that any
+    number of them reaches."""
 
     gpu: str
     n_gpu: int
@@ -48,9 +44,9 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """`late`: requests that the plan expects to be late, `misses` the worst groups; `unserved`: requests that no instance serves.
-    `attainment`: expected of the fleet as it is. `options`: the best first; none where it is enough. `spare`: instances that could go.
-    `model`: the one that is late most, "" for none."""
+    """`late`: expected late requests of the plan, `misses` its worst groups; `unserved`: requests without an instance. `attainment`:
+    expected of the present fleet. `options`: best first; none if the fleet is enough. `spare`: instances that could be removed. `model`:
+    with the most late requests, "" for none."""
 
     made_s: float
     attainment: float
@@ -63,13 +59,13 @@ class Advice:
 
     @property
     def line(self) -> str:
-        """In one line, for people."""
+        """The advice in one line, for people."""
         if self.options:
             best = self.options[0]
-            what = f"{best.instances} more {best.gpu}" + (f" x{best.n_gpu}" if best.n_gpu > 1 else "")
-            asked = f"add {what}" if best.enough else f"{what} would not be enough"
-            whom = f", {self.model} most" if self.model else ""
-            return f"{asked}: {self.attainment:.0%} in time now, {best.attainment:.0%} then{whom}"
+            more = f"{best.instances} more {best.gpu}" + (f" x{best.n_gpu}" if best.n_gpu > 1 else "")
+            advised = f"add {more}" if best.enough else f"{more} would not be enough"
+            model = f", {self.model} most" if self.model else ""
+            return f"{advised}: {self.attainment:.0%} in time now, {best.attainment:.0%} then{model}"
         if self.unserved and not self.spare:
             return f"{self.unserved} requests wait for a model that no known GPU serves"
         if self.spare:
@@ -79,7 +75,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetForecast:
-    """Expected of a fleet. `attainment`: share in time of the requests that count. `late`: of these, by model. `used_s`: of each queue."""
+    """Forecast of a fleet. `attainment`: share in time of the counted requests. `late`: of them, by model. `used_s`: by queue."""
 
     attainment: float
     late: Floats
@@ -87,11 +83,11 @@ class FleetForecast:
 
 
 Measure = Callable[[Question, Sequence[int]], FleetForecast]
-"""`forecast`, or the same with pauses."""
+"""`forecast`, perhaps with pauses."""
 
 
 def forecast(question: Question, fleet: Sequence[int]) -> FleetForecast:
-    """The orders that the solver constructs on some of the question's queues, each of which may stand for several."""
+    """Forecasts the constructed orders on some of the question's queues; a queue may occur several times."""
     if question.problem is None:
         return FleetForecast(attainment=1.0, late=np.zeros(0), used_s=np.zeros(len(fleet)))
     share, used_s, late = np.ones(len(question.due)), np.zeros(len(fleet)), np.zeros(question.problem.models)
@@ -108,8 +104,8 @@ def forecast(question: Question, fleet: Sequence[int]) -> FleetForecast:
 
 
 def _longer(question: Question, problem: Problem, queue: Integers, groups: Integers, used_s: Floats) -> Floats:
-    """Of each group the share of requests that run for longer than their SLO: orders may start them before they come. At a load u a batch
-    has x of its sequences, with x = u stay(x) / stay(1) (Little's law) and a stay that grows linearly with x."""
+    """Share of each group's requests that run longer than their SLO (orders may start them before they arrive). At a load u a batch holds x
+    of its sequences, with x = u stay(x) / stay(1) (Little's law) and a stay that grows linearly with x."""
     at = (problem.kind[queue], groups)
     full_s, load = np.maximum(problem.own_s[at], 1e-9), np.minimum(used_s[queue] / question.horizon_s, 1.0)
     alone = np.clip(question.alone_s[at] / full_s, 1e-9, 1.0)
@@ -119,13 +115,13 @@ def _longer(question: Question, problem: Problem, queue: Integers, groups: Integ
 
 
 def _on(problem: Problem, queues: Integers) -> Problem:
-    """The same groups on other queues. A head stands on one."""
+    """The same groups on other queues, without waiting heads."""
     arrays = {name: getattr(problem, name)[queues] for name, (shape, _, _) in FIELDS.items() if shape[0] == "q"}
     return replace(problem, **arrays)
 
 
 def advise(question: Question, share: float = SHARE, measure: Measure = forecast) -> Advice:
-    """Measures a bounded number of fleets: about 2 log2(ADDED_MAX) of each kind."""
+    """The advice. Measures a bounded number of fleets: about 2 log2(ADDED_MAX) of each kind."""
     base = measure(question, range(question.size))
     misses, late = _misses(question)
     short = base.attainment < share or question.unserved > 0
@@ -142,8 +138,7 @@ def advise(question: Question, share: float = SHARE, measure: Measure = forecast
 
 
 def _misses(question: Question) -> tuple[tuple[Miss, ...], float]:
-    """Groups that the plan expects to be late, the worst first, and all late requests that it expects: none of those that are answered,
-    or that nobody serves."""
+    """The groups that the plan expects to be late, worst first, and all its expected late requests, without answered and unserved ones."""
     if question.problem is None or not question.waiting:
         return (), 0.0
     each = search.group_lateness(question.problem, question.orders)[: len(question.waiting)]
@@ -155,12 +150,12 @@ def _misses(question: Question) -> tuple[tuple[Miss, ...], float]:
 
 
 def _models(question: Question, fleet: Sequence[int]) -> frozenset[str]:
-    """The models that a fleet serves."""
+    """Models that a fleet serves."""
     return frozenset(model for at in fleet for model in question.members[at].models)
 
 
 def _options(question: Question, base: FleetForecast, share: float, measure: Measure) -> tuple[Option, ...]:
-    """The best first. Where the SLOs are met but for models that nobody serves, only kinds that serve one of them."""
+    """Options, best first. Where only unserved models miss SLOs, only kinds that serve one of them."""
     missing = {*question.models} - _models(question, range(question.size))
     found: list[tuple[int, Option]] = []
     for kind in range(question.size, len(question.members)):
@@ -168,13 +163,13 @@ def _options(question: Question, base: FleetForecast, share: float, measure: Mea
         if base.attainment < share or left < len(missing):
             option = _option(question, kind, base, share, measure)
             found += [] if option is None else [(left, option)]
-    # Kinds are in order: of two that cost as many GPUs, the one that serves here already.
+    # Kinds are sorted: of two that cost as many GPUs, the one that already serves is first.
     found.sort(key=lambda each: (not each[1].enough, each[0], each[1].instances * each[1].n_gpu))
     return tuple(option for _, option in found)
 
 
 def _option(question: Question, kind: int, base: FleetForecast, share: float, measure: Measure) -> Option | None:
-    """The fewest instances of a kind that are enough; None where more of it change nothing."""
+    """The fewest sufficient instances of a kind; None if more of it change nothing."""
     seen: dict[int, float] = {0: base.attainment}
 
     def reaches(count: int) -> float:
@@ -185,7 +180,7 @@ def _option(question: Question, kind: int, base: FleetForecast, share: float, me
     count = _fewest(lambda number: reaches(number) >= share, ADDED_MAX)
     enough = count is not None
     if count is None:
-        # More of them do not reach it: outputs that are too long for their SLO stay late. As many as help.
+        # Outputs that are too long for their SLO stay late: as many instances as help.
         most = max(seen.values())
         count = min(number for number, value in seen.items() if value >= most - SAME)
     if count == 0:
@@ -195,7 +190,7 @@ def _option(question: Question, kind: int, base: FleetForecast, share: float, me
 
 
 def _fewest(enough: Callable[[int], bool], most: int) -> int | None:
-    """The least number from 1 to `most` that is enough, taken as monotone: doubling, then bisection. None where `most` is not."""
+    """The least sufficient number from 1 to `most`, by doubling and bisection (taken as monotone); None if `most` is not."""
     low, high = 0, 1
     while not enough(high):
         if high >= most:
@@ -208,8 +203,7 @@ def _fewest(enough: Callable[[int], bool], most: int) -> int | None:
 
 
 def _spare(question: Question, base: FleetForecast, share: float, measure: Measure) -> tuple[str, ...]:
-    """Instances without which the rest would still be enough, and would serve every model, also one that nobody asks for now: the least
-    used go first."""
+    """Instances without which the others still suffice and serve every model, also without present demand: the least used first."""
     fleet, members = range(question.size), question.members
     served = _models(question, fleet)
     alone = {at for at in fleet if _models(question, [other for other in fleet if other != at]) != served}

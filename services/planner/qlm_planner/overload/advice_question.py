@@ -1,4 +1,4 @@
-"""What advice is asked about: the groups that wait and those that are expected, on the instances that serve and on those that could."""
+"""The question of an advice: waiting and expected groups, on serving instances and on those that could be added."""
 
 from __future__ import annotations
 
@@ -20,21 +20,18 @@ from qlm_planner.plan.solver_problem import kinds_of, problem_of, standing
 from qlm_planner.search.problem import Orders, Problem
 
 HORIZON_S = 300.0
-"""Requests are expected for so long."""
-
+"""Time for which requests are expected."""
 SETTLE_S = 60.0
-"""Requests due sooner do not count: no instance that is added now helps them."""
-
+"""Requests due sooner do not count: an added instance cannot help them."""
 EXPECTED_MAX = 10_000
-"""Most groups that are expected; beyond it they are larger."""
-
+"""Most expected groups; beyond it they are larger."""
 KINDS_MAX = 8
-"""Kinds of instances that are tried: those that are registered, then those that profiles know."""
+"""Most kinds of instances to try: registered ones, then those of the profiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """A group that is expected to be late: how many of its requests, and by how much the latest of them, in seconds."""
+    """A group with expected late requests: their number, and the mean delay of the latest, in seconds."""
 
     group_id: str
     model: str
@@ -47,7 +44,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """An instance that serves, or (`name` is "") one that could. `models`: those that it can serve."""
+    """An instance that serves, or (`name` is "") one that could be added. `models`: those that it can serve."""
 
     name: str
     gpu: str
@@ -57,11 +54,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Question:
-    """A picture of one moment: it shares nothing that changes. `problem` has a queue for each of `members` (the `size` instances that
-    serve, then an empty one of each kind that could be added) and the groups of `waiting`, in the plan's `orders`, before those that are
-    expected; it is None without groups or queues. `alone_s`: as its `own_s`, of a request that runs by itself. `models`: by number.
-    `liable`: requests of each waiting group that can miss an SLO; `due`: requests of each group that count. `unserved`: requests that no
-    instance serves; `idle`: instances with nothing to do."""
+    """An immutable view of one moment. `problem` has a queue for each of `members` (the `size` serving instances, then an empty one of each
+    kind to add) and the groups of `waiting`, in the plan's `orders`, before the expected groups; None without groups or queues. `alone_s`:
+    `own_s` of a request that runs alone. `models`: by number. `liable`: requests of each waiting group that can miss an SLO; `due`:
+    requests of each group that count. `unserved`: requests without an instance; `idle`: instances without requests."""
 
     made_s: float
     problem: Problem | None
@@ -78,13 +74,14 @@ class Question:
     idle: int
 
     @property
-    def worth_asking(self) -> bool:
-        """Something waits, or an instance is idle."""
+    def needs_advice(self) -> bool:
+        """Whether groups wait or an instance is idle."""
         return bool(self.waiting) or self.idle > 0
 
 
 def question_of(board: Board, table: ClassTable, demand: Demand, now_s: float) -> Question:
-    """What is paused is left out. Costs O(groups + instances + EXPECTED_MAX). Raises ProblemError where the profiles make no sense."""
+    """The question now, without paused groups. O(groups + instances + EXPECTED_MAX). Raises ProblemError for profiles without valid
+    figures."""
     estimates, slots = table.estimates, board.serving
     rates = [rate for rate in demand.rates(now_s) if not board.is_paused(rate.key)]
     queues = {slot.facts.name: board.queue_groups(slot.facts.name) for slot in slots}
@@ -100,14 +97,14 @@ def question_of(board: Board, table: ClassTable, demand: Demand, now_s: float) -
     orders, heads = standing(estimates, [*slots, *tried], [*queues.values(), *([] for _ in tried)])
     problem, alone_s = None, np.zeros((0, 0))
     if (slots or tried) and columns.ids:
-        # What is expected stands on the queues.
+        # Waiting and expected groups stand on the queues, so no model is missed.
         missed = np.zeros(len(slots) + len(tried))
         problem = problem_of([*slots, *tried], columns, mean_crowd(slots, here.count), orders, heads, table, now_s, missed)
         kinds = kinds_of([*slots, *tried], estimates, table)[1]
         shared = table.classes(kinds, np.arange(len(kinds), dtype=np.int64)[:, None], columns)
         one = replace(columns, count=np.ones(len(columns.ids)), prompt_tokens=columns.prompt_tokens / columns.count)
         alone_s = service_times(shared, one, 1.0)[OWN]
-        # Requests to come find full batches where the fleet is just enough.
+        # Expected requests meet full batches in a fleet that is just enough.
         crowded = service_times(shared, columns, np.inf)[OWN]
         own_s = np.concatenate((problem.own_s[:, : len(waiting)], crowded[:, len(waiting) :]), axis=1)
         problem = replace(problem, own_s=np.where(np.isnan(own_s), np.inf, own_s))
@@ -140,7 +137,7 @@ def _miss(group: Group) -> Miss:
 
 
 def _due(groups: GroupColumns, from_s: float) -> Floats:
-    """Requests of each group with deadlines then or later: none of those that are answered, or have no deadline."""
+    """Requests of each group with deadlines from then on, without answered ones and those without a deadline."""
     later = np.clip((groups.deadline_s + groups.spread_s - from_s) / np.maximum(groups.spread_s, 1e-9), 0.0, 1.0)
     due: Floats = np.where(np.isfinite(groups.deadline_s), groups.count * groups.due_share * later, 0.0)
     return due
@@ -149,9 +146,8 @@ def _due(groups: GroupColumns, from_s: float) -> Floats:
 def _expected(
     rates: Sequence[Rate], kinds: Sequence[Slot], table: ClassTable, slo_band: int, now_s: float, horizon_s: float
 ) -> GroupColumns:
-    """The groups that requests of each key will make until the horizon: those of a window make one, no larger than `GroupAssignment`
-    admits. They may start before they come: orders by deadline rarely do so where a fleet is just enough, and where it is too small nothing
-    is early."""
+    """Expected groups of each key until the horizon: the arrivals of a time window, no more than `GroupAssignment` admits. Orders may start
+    them before they arrive: orders by deadline rarely do in a fleet that is just enough, and never in a smaller one."""
     per_s, slo_s = np.array([rate.per_s for rate in rates]), np.array([rate.slo_s for rate in rates])
     most = np.array([_most(rate, kinds, table.estimates) for rate in rates], dtype=np.float64)
     longest_s = np.minimum(np.minimum(horizon_s, most / per_s), table.estimates.policy.group_spread_fraction * slo_s)
@@ -172,25 +168,25 @@ def _expected(
 
 
 def _most(rate: Rate, kinds: Sequence[Slot], estimates: Estimates) -> int:
-    """Requests of a key that wait in one group at the most, on any kind of instance that serves them."""
+    """Most waiting requests of a key in one group, on any kind of instance that serves them."""
     able: list[Slot | None] = [slot for slot in kinds if estimates.can_serve(slot, rate.key.model)]
     return min(estimates.limits(slot, rate.key, rate.slo_s, rate.prompt_tokens).waiting for slot in able or [None])
 
 
 def _request(rate: Rate, slo_band: int, now_s: float) -> Group:
-    """One request of a key that comes now, as a group."""
+    """One request of a key that arrives now, as a group."""
     traits = GroupTraits(key=rate.key, slo_s=rate.slo_s, priority=rate.priority)
     return group_of_one(repr(rate.key), traits, slo_band, now_s + rate.slo_s, round(rate.prompt_tokens))
 
 
 def _kind(facts: InstanceFacts) -> str:
-    """The same for instances that could stand for each other."""
+    """The kind of an instance: equal for interchangeable ones."""
     return repr((facts.gpu, facts.n_gpu, sorted(facts.models), facts.batch_max, facts.time_scale))
 
 
 def _kinds(slots: Sequence[Slot], known: Sequence[Slot], estimates: Estimates, models: set[str]) -> list[Slot]:
-    """An empty instance of each kind: those that serve, those that did, and GPUs of the profiles with all the models that they can hold, if
-    one of these is on no such GPU. Of too many those stay that serve now, then those that could serve what nobody does."""
+    """An empty instance of each kind: those that serve, those that did, and GPUs of the profiles with all models that they can hold, if one
+    of these is on no such GPU. Serving kinds stay beyond the limit, kinds that serve unserved models precede others."""
     facts = [slot.facts for slot in (*slots, *known)]
     scale = known[0].facts.time_scale if known else 1.0
     for gpu, n_gpu in estimates.gpus():
@@ -198,13 +194,11 @@ def _kinds(slots: Sequence[Slot], known: Sequence[Slot], estimates: Estimates, m
         able = tuple(model for model in new.models if estimates.hardware(new, model) is not None)
         if not {model for each in facts if (each.gpu, each.n_gpu) == (gpu, n_gpu) for model in each.models}.issuperset(able):
             facts.append(replace(new, models=able))
-    # Estimates know an instance by its incarnation.
+    # The incarnation is the key of cached estimates.
     kinds = {_kind(each): replace(each, name="", incarnation=_kind(each), draining=False, active_model="") for each in facts}
     batches = {_kind(slot.facts): slot.batches for slot in slots}
-    found, present = (
-        [Slot(facts=each, batches=batches.get(kind, {})) for kind, each in kinds.items()],
-        len({_kind(slot.facts) for slot in slots}),
-    )
+    found = [Slot(facts=each, batches=batches.get(kind, {})) for kind, each in kinds.items()]
+    present = len({_kind(slot.facts) for slot in slots})
     missing = [model for model in models if not any(estimates.can_serve(slot, model) for slot in slots)]
     others = sorted(found[present:], key=lambda slot: not any(estimates.can_serve(slot, model) for model in missing))
     return [*found[:present], *others][: max(KINDS_MAX, present)]

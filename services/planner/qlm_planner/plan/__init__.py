@@ -1,9 +1,10 @@
-"""The plan: when it changes, by whose order, and how the queue gets it.
+"""The plan: when it changes, which rule decides, and how the changes reach the queue.
 
 changes           triggers, and the change under way
-relocation        groups without a home, groups that were evicted
-solver_jobs       questions to the solver, and whether its answers are worth a change
-solver_problem    the board as a problem, and orders as queues of the board as it is by then
-chunks            a change in bounded compare-and-set chunks
-plan_view         the plan as others see it
+relocation        new queues for groups that cannot stay, new positions for evicted groups
+solver_jobs       jobs of the solver, and the value of its answers
+solver_problem    converts the board to a problem, and orders to queues of the board as it is then
+chunks            writes a change in bounded compare-and-set chunks
+waits             the waits that the planner publishes
+plan_view         the plan as clients read it
 """

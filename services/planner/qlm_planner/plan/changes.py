@@ -1,4 +1,4 @@
-"""When the plan is changed, and a change under way."""
+"""Triggers of plan changes, and the change under way."""
 
 from __future__ import annotations
 
@@ -21,20 +21,17 @@ from qlm_planner.policy import Policy
 from qlm_planner.search.problem import Costs
 
 MISS_REQUESTS = 0.5
-"""Expected late requests from which a better order is looked for."""
-
-LATE_LOOKS_MIN = 4
-"""Overviews in a row that expect misses before the fallback decides: better orders were tried meanwhile."""
-
-
+"""Expected late requests from which a better order is searched."""
+LATE_ROUNDS_MIN = 4
+"""Overviews with expected misses after which the fallback decides: better orders were tried by then."""
 Answer = tuple[Job, Solved]
-"""What the solver said, and to which job."""
+"""A job and the solver's answer to it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Change:
-    """A change of the plan under way, and what came of it so far (`PlanApplied`). `answer`: the solver's, where it follows one. `moves`: of
-    groups that changed their queue, from where to where."""
+    """A change of the plan under way, and its results so far (`PlanApplied`). `answer`: the solver's answer that it follows, if any.
+    `moves`: (source, destination) of groups on another queue."""
 
     cause: PlanCause
     target: Target
@@ -47,7 +44,7 @@ class Change:
     moves: list[tuple[str, str]] = field(default_factory=list)
 
     def applied(self, chunk: ApplyChunk, board: Board) -> None:
-        """`board`: as it was before the chunk."""
+        """Counts a chunk. `board`: before the chunk."""
         self.plan_version = chunk.plan_version
         self.chunks += 1
         for segment in chunk.segments:
@@ -74,25 +71,24 @@ class Change:
 
 @dataclass(slots=True, kw_only=True)
 class PlanChanges:
-    """`change`: what is being carried out, chunk by chunk. `serving`: the instances that served at the last overview, None before the
-    first. `asks`: replans that were asked for; `working`: those that the change answers. `due`: why a replan is due at the next overview,
-    whatever it shows. `held`: an answer of the solver that waits for the end of a change. `stalled`: a chunk was not applied; what becomes
-    of the change is seen at the next overview. `unsettled`: groups came since the order was looked at. `homeless_left`: more groups need a
-    home than one change gives. `done`: changes that ended, to be told. `baseline`: the comparison policy that decides instead, if any.
-    `fallback`: decides while misses are expected that no order avoids, under `Overload.EDF`. `late_looks`: overviews that expected misses,
-    less those that did not."""
+    """`change`: under way, chunk by chunk. `serving`: serving instances at the last overview, None before the first. `requested`: replans
+    of callers; `working`: those that the change answers. `due`: cause of a replan at the next overview. `held`: a solver's answer that
+    waits for the end of a change. `stalled`: a chunk was not applied, and the next overview decides. `unsettled`: groups were added since
+    the last search. `homeless_left`: more groups must move than one change takes. `done`: changes ended, to report. `baseline`: the
+    comparison policy that decides instead, if any. `fallback`: decides while misses are unavoidable, under `Overload.EDF`. `late_rounds`:
+    overviews that expected misses, less those that did not."""
 
     policy: Policy
     table: ClassTable
     jobs: SolverJobs
     baseline: Baseline | None = None
     fallback: Baseline = field(default_factory=EdfFallback)
-    late_looks: int = 0
+    late_rounds: int = 0
     change: Change | None = None
     _predicted: Costs = field(default_factory=Costs)
     _unpredicted: tuple[Board, float] | None = None
     serving: tuple[str, ...] | None = None
-    asks: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     working: list[int] = field(default_factory=list)
     named: int = 0
     attempts: int = 0
@@ -114,7 +110,7 @@ class PlanChanges:
 
     @property
     def predicted(self) -> Costs:
-        """Cost of the plan at the last overview, worked out for who asks first: nobody does for a policy that never reorders."""
+        """Cost of the plan at the last overview, computed at the first read: policies that never reorder need none."""
         if self._unpredicted is not None:
             (board, now_s), self._unpredicted = self._unpredicted, None
             self._predicted = plan_cost(board, self.table, now_s)
@@ -122,56 +118,53 @@ class PlanChanges:
 
     @property
     def target(self) -> Target | None:
-        """The queues as they are to become, None where nothing is to be changed, or not before the next overview."""
+        """The wanted queues; None without a change, or until the next overview."""
         return None if self.change is None or self.stalled else self.change.target
 
     @property
     def deciding(self) -> Baseline | None:
-        """The policy that decides now in the place of QLM's own order, if any."""
-        if self.baseline is None and self.policy.overload is Overload.EDF and self.late_looks >= LATE_LOOKS_MIN:
+        """The policy that decides instead of QLM's order, if any."""
+        if self.baseline is None and self.policy.overload is Overload.EDF and self.late_rounds >= LATE_ROUNDS_MIN:
             return self.fallback
         return self.baseline
 
-    def ask(self, ask: int) -> None:
-        self.asks.append(ask)
-
-    def replan_asked(self, board: Board, now_s: float) -> bool:
-        """Asks the solver at once for what was asked for. False where that has to wait for the next overview: the plan is being changed, a
-        comparison policy decides, or there is no solver."""
+    def replan_now(self, board: Board, now_s: float) -> bool:
+        """Starts the requested replan at once. False if it must wait for the next overview: the plan changes, a comparison policy decides,
+        or the solver is unavailable."""
         if self.deciding is not None or self.change is not None or now_s < self.jobs.blocked_until_s:
             return False
         self._replan(PlanCause.ASKED, board, now_s)
-        return not self.asks
+        return not self.requested
 
-    def drifted(self) -> None:
-        """The profiles say that an instance runs otherwise than it did."""
+    def note_drift(self) -> None:
+        """Makes a replan due after the profiles changed an instance's speed."""
         self.due = self.due or PlanCause.DRIFT
 
     def take_answers(self) -> dict[int, int]:
-        """Replans that are done -> groups named in their chunks."""
+        """Finished replans -> groups named in their chunks, since the last call."""
         answers, self.answers = self.answers, {}
         return answers
 
     def take_done(self) -> list[PlanApplied]:
-        """Changes of the plan that came to their end."""
+        """Finished changes since the last call."""
         done, self.done = self.done, []
         return done
 
     def consider(
         self, board: Board, estimates: Estimates, now_s: float, *, in_grace: bool, taking_back: bool, backlog: bool = False
     ) -> None:
-        """After an overview, which is when the board is right: decides whether to change the plan. Groups of a lost instance wait until the
-        requests that ran there are back with them (`taking_back`), and nothing is taken from an instance `in_grace`. While a `backlog` is
-        being placed, the order of what is there by then is only changed where it is asked for."""
+        """Decides after an overview, when the board is exact, whether to change the plan. Groups of a lost instance wait until its requests
+        are reclaimed (`taking_back`), and an instance `in_grace` keeps its groups. With a `backlog` to place, only requested replans
+        reorder."""
         if self.change is not None and self.change.answer is not None:
             self.held = self.change.answer
-        self._drop_target(keep_asks=self.held is not None)
+        self._drop_target(keep_working=self.held is not None)
         reopened = board.take_reopened()
         self._unpredicted = (board, now_s)
-        self._see(board, now_s)
+        self._update(board, now_s)
         baseline = self.deciding
         if self.attempts >= self.policy.apply_attempts_max:
-            # Others change the queues faster than we read them: the next regular overview tries again.
+            # Other writers change the queues faster than overviews follow: the next regular overview tries again.
             self.attempts = 0
             return
         by_age = baseline is not None and baseline.by_age
@@ -189,27 +182,27 @@ class PlanChanges:
         elif self.held is not None:
             self._judge_held(board, now_s)
         else:
-            cause = PlanCause.ASKED if self.asks else None if backlog else self._replan_due(board, now_s)
+            cause = PlanCause.ASKED if self.requested else None if backlog else self._replan_due(board, now_s)
             if cause is not None:
                 self._replan(cause, board, now_s)
 
     def chunk_applied(self, chunk: ApplyChunk, board: Board) -> None:
-        """`board`: as it was before the chunk."""
+        """Counts a chunk. `board`: before the chunk."""
         self.attempts = 0
         self.named += sum(len(segment.group_ids) for segment in chunk.segments)
         if self.change is not None:
             self.change.applied(chunk, board)
 
     def conflict(self) -> bool:
-        """A chunk was not applied. True if it should be tried again at once, on a new overview, which goes on with the solver's answer."""
-        if not self.stalled:  # else it was a chunk behind the one that was not applied
+        """Handles a chunk that was not applied. True to try again at once, on a new overview, with the solver's answer."""
+        if not self.stalled:  # else a chunk behind the first failed one
             self.conflicts += 1
             self.attempts += 1
         self.stalled = True
         return self.attempts < self.policy.apply_attempts_max
 
     def reached(self, board: Board, now_s: float) -> None:
-        """The queues are as the target wants them."""
+        """Ends the change: the queues equal the target."""
         self._end(whole=True)
         self._judge_held(board, now_s)
 
@@ -217,26 +210,26 @@ class PlanChanges:
 
     @property
     def repair_s(self) -> float:
-        """When new groups are looked at again; infinite where that is not due."""
+        """When the order around new groups is searched; infinite if that is not due."""
         if not self.unsettled or self.change is not None or self.jobs.job is not None or self.deciding is not None:
             return math.inf
         return max(self.repaired_s + self.policy.repair_every_s, self.jobs.blocked_until_s)
 
     def repair(self, board: Board, now_s: float) -> None:
-        """Asks the solver to look at the order around new groups, where that is due."""
+        """Starts a repair of the order around new groups, if due."""
         if now_s >= self.repair_s:
             self.unsettled = False
             self.repaired_s = now_s
-            self.jobs.ask(PlanCause.NEW_GROUP, Stage.REPAIR, board, now_s)
+            self.jobs.start(PlanCause.NEW_GROUP, Stage.REPAIR, board, now_s)
 
-    def solved(self, event: Solved | SolveFailed, board: Board, now_s: float) -> None:
-        """The solver's answer. One that comes while groups find new homes waits until they have them."""
+    def apply_answer(self, event: Solved | SolveFailed, board: Board, now_s: float) -> None:
+        """Takes the solver's answer. During a relocation it is held until that ends."""
         job = self.jobs.take(event)
         if job is None:
             return
         if isinstance(event, SolveFailed):
             self.jobs.failed(job, event.reason, now_s)
-            self._over(job)
+            self._answer_if_settled()
             return
         answer = (job, event)
         if self.change is not None and self.change.answer is None:
@@ -244,10 +237,10 @@ class PlanChanges:
         else:
             self.held = None
             self._judge(answer, board, now_s)
-            self._over(job)
+            self._answer_if_settled()
 
     def _judge(self, answer: Answer, board: Board, now_s: float) -> None:
-        """Begins the change that an answer of the solver asks for, if that is worth it."""
+        """Starts the change of a solver's answer, if it is worth one."""
         job, event = answer
         target = self.jobs.solved(job, event, board, now_s)
         if target is not None and self.deciding is None:
@@ -255,15 +248,15 @@ class PlanChanges:
             self.begin(job.cause, target, now_s, answer)
 
     def _judge_held(self, board: Board, now_s: float) -> None:
-        """The answer that waited. Who asked for a replan is answered where no change follows."""
+        """Judges the held answer; answers requested replans if no change follows."""
         held, self.held = self.held, None
         if held is not None:
             self._judge(held, board, now_s)
         if self.change is None:
             self._answer()
 
-    def _over(self, job: Job) -> None:
-        """A job has its answer. Who asked for a replan is answered when the plan is in the queue."""
+    def _answer_if_settled(self) -> None:
+        """Answers requested replans when neither a change nor a job is under way."""
         if self.change is None and self.jobs.job is None:
             self._answer()
 
@@ -272,41 +265,39 @@ class PlanChanges:
         if job is not None and job.stage is not Stage.REPAIR:
             return  # its answer comes first
         if now_s < self.jobs.blocked_until_s:
-            if self.asks:  # nothing is ordered anew
-                self.working, self.asks = [*self.working, *self.asks], []
+            if self.requested:  # answered without a new order
+                self.working, self.requested = [*self.working, *self.requested], []
                 self._answer()
             return
         self.replanned_s = now_s
         self.due = None
         self.unsettled = False
-        self.working, self.asks = self.asks, []
-        if not self.jobs.ask(cause, Stage.REPLAN, board, now_s, tuple(self.working)):
+        self.working, self.requested = self.requested, []
+        if not self.jobs.start(cause, Stage.REPLAN, board, now_s, tuple(self.working)):
             self._answer()
 
-    # Inside -----------------------------------------------------------------------------------------------------------
-
     def _follow(self, baseline: Baseline, board: Board, now_s: float, *, backlog: bool) -> None:
-        """A comparison policy says what is ordered anew, where QLM would look for a better order."""
-        cause = PlanCause.ASKED if self.asks else None if backlog or baseline.by_age else self._replan_due(board, now_s)
+        """Reorders as a comparison policy does, on the triggers of QLM's replans."""
+        cause = PlanCause.ASKED if self.requested else None if backlog or baseline.by_age else self._replan_due(board, now_s)
         if cause is None:
             return
         self.replanned_s = now_s
         self.due = None
-        self.working, self.asks = [*self.working, *self.asks], []
+        self.working, self.requested = [*self.working, *self.requested], []
         orders = baseline.reorder(board, self.table, now_s)
         if orders is None:
             self._answer()
         else:
             self.begin(cause, {**board.order(), **{name: list(queue) for name, queue in orders.items()}}, now_s)
 
-    def _see(self, board: Board, now_s: float) -> None:
-        """Which instances serve now, and whether misses are expected."""
+    def _update(self, board: Board, now_s: float) -> None:
+        """Updates the serving instances and the expectation of misses."""
         if self.baseline is None or not self.baseline.by_age or self.policy.overload is not Overload.BEST_EFFORT:
             expects_misses = self.predicted.late >= MISS_REQUESTS
-            self.late_looks = min(2 * LATE_LOOKS_MIN, self.late_looks + 1) if expects_misses else max(0, self.late_looks - 1)
+            self.late_rounds = min(2 * LATE_ROUNDS_MIN, self.late_rounds + 1) if expects_misses else max(0, self.late_rounds - 1)
         serving = tuple(slot.facts.incarnation for slot in board.serving)
         if self.serving is None:
-            # A new leader first goes on with the plan that it finds.
+            # A new leader keeps the plan that it finds at first.
             self.replanned_s = now_s
         elif not set(serving) <= set(self.serving):
             self.due = PlanCause.JOINED
@@ -315,7 +306,7 @@ class PlanChanges:
         self.serving = serving
 
     def begin(self, cause: PlanCause, target: Target, now_s: float, answer: Answer | None = None) -> None:
-        """Carries out a change of the plan from now on."""
+        """Starts a change of the plan."""
         self.change = Change(cause=cause, target=target, began_s=now_s, late_before=self.predicted.late, answer=answer)
 
     def _end(self, *, whole: bool) -> None:
@@ -324,21 +315,21 @@ class PlanChanges:
             self.done.append(change.report(whole=whole))
 
     def _answer(self) -> None:
-        """What was asked for is done."""
-        if self.jobs.job is not None and self.jobs.job.asks:
+        """Answers requested replans."""
+        if self.jobs.job is not None and self.jobs.job.replans:
             return
-        for ask in self.working:
-            self.answers[ask] = self.named
+        for replan in self.working:
+            self.answers[replan] = self.named
         self.working = []
         self.named = 0
 
-    def _drop_target(self, *, keep_asks: bool) -> None:
-        """What is there now decides anew."""
+    def _drop_target(self, *, keep_working: bool) -> None:
+        """Drops the change; the new overview decides."""
         self._end(whole=False)
         self.stalled = False
         job = self.jobs.job
-        if not keep_asks and (job is None or not job.asks):
-            self.asks = [*self.working, *self.asks]
+        if not keep_working and (job is None or not job.replans):
+            self.requested = [*self.working, *self.requested]
             self.working = []
 
     def _replan_due(self, board: Board, now_s: float) -> PlanCause | None:
@@ -353,7 +344,7 @@ class PlanChanges:
 
 
 def _idle_beside_busy(board: Board, estimates: Estimates) -> bool:
-    """Somebody has nothing to do while groups that it can serve wait behind another head."""
+    """Whether an instance is idle while groups that it can serve wait behind another head."""
     serving = [(name, slot) for name, slot in board.slots.items() if slot.serving]
     idle = [slot for name, slot in serving if slot.running == 0 and not board.queues[name]]
     if not idle:

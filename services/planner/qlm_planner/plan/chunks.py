@@ -1,7 +1,7 @@
-"""The way from the queues as they are to the queues as a plan wants them, in bounded chunks that name only what moves.
+"""Chunks: changes the queues into those of a plan, in bounded calls that name only moved groups.
 
-In each queue the groups of a longest increasing subsequence stay where they are; the others are named in segments, each put right behind
-its predecessor. So moving one group to another place costs one id, however long the queue is.
+On each queue the groups of a longest increasing subsequence stay; the others are named in segments, each behind its predecessor. So moving
+one group costs one id, however long the queue is.
 """
 
 from __future__ import annotations
@@ -15,25 +15,19 @@ from qlm_planner.machine.effects import ApplyChunk, Segment
 from qlm_planner.policy import BATCH_MAX
 
 GAP_MAX = 4
-"""Segments that are so few groups apart are one: a segment costs more than an id."""
-
+"""Segments at most this many groups apart are merged: a segment costs more than an id."""
 FEW = 4
-"""So many groups are taken out of a list one by one."""
-
+"""Up to this many groups are removed from a list one by one."""
 CHUNK_WORK_MAX = 50_000
-"""Ids that the queue's server walks over in one chunk. One segment is sent whatever it costs."""
-
+"""Most ids that the queue's server reads for one chunk; a single segment may exceed it."""
 UNDER_WAY_MAX = 2
-"""While the queue's server is at one chunk the next one is made and sent. With more, whatever others ask of the server would wait for all
-of them."""
-
+"""While the server applies a chunk the next is sent. More would delay other calls by all of them."""
 NO_MORE: Iterator[ApplyChunk] = iter(())
 
 
 def chunks(board: Board, target: Mapping[str, list[str]]) -> Iterator[ApplyChunk]:
-    """The way from the board, as it is now, to a target, in parts of at most BATCH_MAX group ids. Each part is for the queues as those
-    before it leave them, their versions too, so that it may be sent before they are answered. Groups that left the board or came to it
-    since are left as they are."""
+    """Chunks from the board to a target, of at most BATCH_MAX group ids. Each assumes the queues and versions that its predecessors leave,
+    so it may be sent before their answers. Groups that left or were added to the board since keep their place."""
     draft = _ChunkBuilder.of(board)
     for name in sorted(target):
         if name not in draft.lists or draft.lists[name] == target[name]:
@@ -53,8 +47,8 @@ def chunks(board: Board, target: Mapping[str, list[str]]) -> Iterator[ApplyChunk
 
 @dataclass(slots=True, kw_only=True)
 class _ChunkBuilder:
-    """A chunk that is being made, on queues as the chunks before it leave them. `home`: the queue of each group. `before`: the queues that
-    it touches, as it finds them. `work`: ids that the queue's server walks over for it."""
+    """Builds chunks on queues as their predecessors leave them. `home`: the queue of each group. `before`: the touched queues, before the
+    chunk. `work`: ids that the server reads for it."""
 
     lists: dict[str, list[str]]
     versions: dict[str, int]
@@ -75,12 +69,12 @@ class _ChunkBuilder:
         )
 
     def put(self, name: str, ids: tuple[str, ...], predecessor: str) -> bool:
-        """Names one more segment, behind a group of its queue. False if that would be too much work: only the first one may be."""
+        """Adds a segment behind a group of its queue. False for too much work, except for the first segment."""
         sources: dict[str, list[str]] = {name: []}
         for group_id in ids:
             sources.setdefault(self.home[group_id], []).append(group_id)
         touched = [source for source in sources if source not in self.before]
-        # The server reads and writes each queue of a chunk once, and the queue that a segment goes to once more for that segment.
+        # The server reads and writes each queue of a chunk once, and a segment's target once more.
         work = self.work + len(self.lists[name]) + sum(len(self.lists[source]) for source in touched)
         if self.segments and work > CHUNK_WORK_MAX:
             return False
@@ -95,7 +89,7 @@ class _ChunkBuilder:
         return True
 
     def take(self) -> ApplyChunk:
-        """What there is of it; goes on with the next one."""
+        """Returns the chunk and starts the next one."""
         self.plan_version += 1
         chunk = ApplyChunk(
             plan_version=self.plan_version,
@@ -109,7 +103,7 @@ class _ChunkBuilder:
 
 
 def apply_to_board(board: Board, chunk: ApplyChunk) -> None:
-    """What the queue does with a chunk, on the board."""
+    """Applies a chunk to the board as the queue does."""
     lists = {name: list(board.queues[name]) for name in chunk.versions}
     homes: dict[str, str] = {}
     for segment in chunk.segments:
@@ -121,43 +115,41 @@ def apply_to_board(board: Board, chunk: ApplyChunk) -> None:
 
 @dataclass(slots=True)
 class ChunkPipeline:
-    """A change of the plan on its way to the queue: chunks that leave before those before them are answered. Each is compare-and-set on the
-    versions of the queues that it touches, as the chunks before it leave them. So where one is not applied, those behind it that have a
-    queue in common with it are not either, and the others do what they would have done.
+    """Sends the chunks of a change before their predecessors are answered. Each is compare-and-set on the versions of its queues, as its
+    predecessors leave them: after one that is not applied, those that share a queue with it fail too, and the others hold.
 
-    `under_way`: chunks that are not answered. `target`: what they lead to, None once that is given up; `coming`: the others. `room`: one
-    more may be sent before any is answered."""
+    `under_way`: unanswered chunks. `target`: their goal, None once dropped; `further`: further chunks. `room`: one more may be sent now."""
 
     under_way: int = 0
     target: Mapping[str, list[str]] | None = None
-    coming: Iterator[ApplyChunk] = NO_MORE
+    further: Iterator[ApplyChunk] = NO_MORE
     room: bool = False
 
     def more(self, board: Board, target: Mapping[str, list[str]]) -> ApplyChunk | None:
-        """A chunk to send now: one at a time, so that the server is at it while the next one is made. None, and none under way: the queues
-        are as the target wants them."""
+        """The next chunk, one a call, so that the server applies it while the next is built. None with none under way: the queues equal the
+        target."""
         if self.under_way == 0:
-            self.target, self.coming = target, chunks(board, target)
+            self.target, self.further = target, chunks(board, target)
         elif self.target is not target:
-            return None  # of another target, or after a conflict: only when all are answered is it known where it goes on from
-        found = next(self.coming, None) if self.under_way < UNDER_WAY_MAX else None
+            return None  # another target, or a conflict: continue once all are answered
+        found = next(self.further, None) if self.under_way < UNDER_WAY_MAX else None
         self.under_way += found is not None
         self.room = found is not None and self.under_way < UNDER_WAY_MAX
         return found
 
     def answered(self, *, applied: bool) -> None:
-        """One chunk. What was to come behind one that was not applied is made anew."""
+        """Counts an answer. After a chunk that was not applied, the rest is built anew."""
         self.under_way -= 1
         if not applied:
             self.target = None
 
 
 def _runs(have: Sequence[str], wanted: Sequence[str]) -> list[tuple[int, int]]:
-    """[begin, end) of the parts of `wanted` that have to be put in place; what lies between them stands right already."""
+    """[begin, end) of the parts of `wanted` to move; groups between them stay."""
     place = {group_id: at for at, group_id in enumerate(wanted)}
     standing = [place[group_id] for group_id in have if group_id in place]
     if standing == list(range(len(wanted))):
-        return []  # only others stand between them, who are taken away when it is the turn of their queues
+        return []  # only groups that leave stand in between; their target queues take them
     staying = _longest_increasing(standing)
     runs: list[tuple[int, int]] = []
     behind = 0
@@ -172,7 +164,7 @@ def _runs(have: Sequence[str], wanted: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _longest_increasing(numbers: Sequence[int]) -> list[int]:
-    """A longest increasing subsequence of distinct numbers, by patience sorting: O(n log n)."""
+    """A longest increasing subsequence of distinct numbers, by patience sorting. O(n log n)."""
     tops: list[int] = []
     before: dict[int, int] = {}
     for number in numbers:
@@ -189,14 +181,14 @@ def _longest_increasing(numbers: Sequence[int]) -> list[int]:
 
 
 def _behind(queue: Sequence[str], ids: Sequence[str], predecessor: str) -> int:
-    """Where the place behind a group will be once `ids` are taken out; the head without one."""
+    """The position behind a group after `ids` are removed; the head without one."""
     named = set(ids)
     rest = [group_id for group_id in queue if group_id not in named]
     return rest.index(predecessor) + 1 if predecessor else 0
 
 
 def _sources(board: Board, group_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Where groups are now: the ids by queue."""
+    """Group ids by their queue."""
     found: dict[str, list[str]] = {}
     for group_id in group_ids:
         found.setdefault(board.groups[group_id].instance, []).append(group_id)
@@ -204,7 +196,7 @@ def _sources(board: Board, group_ids: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _put(lists: dict[str, list[str]], sources: Mapping[str, list[str]], segment: Segment) -> None:
-    """Takes a segment's groups from the queues that hold them and puts them on theirs."""
+    """Moves a segment's groups from their queues to its queue."""
     for name, ids in sources.items():
         if len(ids) <= FEW:
             for group_id in ids:

@@ -1,4 +1,4 @@
-"""The plan as others see it: all virtual queues with the predicted completion of each group."""
+"""The plan as clients read it: all virtual queues with the predicted completion of each group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Z_P90 = 1.2815515655446004
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutlook:
-    """One group. Completions are of the whole group, in seconds of the queue's clock; 0 where nobody serves it."""
+    """One group. Completions are of its last request, in seconds of the queue's clock; 0 if no instance serves it."""
 
     group_id: str
     model: str
@@ -38,7 +38,7 @@ class QueueOutlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """All virtual queues at one version."""
+    """All virtual queues at one plan version."""
 
     version: int
     made_s: float
@@ -46,7 +46,7 @@ class PlanView:
 
 
 def plan_view(board: Board, table: ClassTable, now_s: float) -> PlanView:
-    """Costs O(groups)."""
+    """The plan now. O(groups)."""
     lines = lines_of(board, table, now_s) if table.estimates.ready else []
     predicted: dict[str, tuple[float, float]] = {}
     if lines:
@@ -56,8 +56,7 @@ def plan_view(board: Board, table: ClassTable, now_s: float) -> PlanView:
         predicted = dict(zip(groups, zip((now_s + times.end_s).tolist(), (now_s + p90_s).tolist(), strict=True), strict=True))
     queues = tuple(
         QueueOutlook(
-            instance=name,
-            groups=tuple(_outlook(group, *predicted.get(group.group_id, (0.0, 0.0))) for group in board.queue_groups(name)),
+            instance=name, groups=tuple(_outlook(group, *predicted.get(group.group_id, (0.0, 0.0))) for group in board.queue_groups(name))
         )
         for name in sorted(board.queues)
     )

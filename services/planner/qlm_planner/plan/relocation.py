@@ -1,5 +1,4 @@
-"""Changes of the plan that cannot wait: new homes for groups whose instance is gone, and a better place for those that gave way
-(`qlm_planner.plan.chunks` carries them out)."""
+"""Urgent changes of the plan: new queues for groups that cannot stay, and better positions for evicted groups."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from qlm_planner.policies.queue_ends import position_by_age
 
 
 def relocate(board: Board, table: ClassTable, moving: Sequence[Group], now_s: float, baseline: Baseline | None = None) -> Target:
-    """Homes for homeless groups, by insertion in their order (or as a comparison policy says); what no instance can serve, or is paused,
-    goes to "unassigned"."""
+    """The queues with `moving` inserted in their order (or as a comparison policy decides); paused groups, and groups that no instance can
+    serve, move to "unassigned"."""
     target = board.order()
     leaving = {group.group_id for group in moving}
     lines = lines_of(board, table, now_s, leaving)
@@ -42,14 +41,14 @@ def relocate(board: Board, table: ClassTable, moving: Sequence[Group], now_s: fl
     return target
 
 
-def settle(board: Board, table: ClassTable, gave_way: Collection[str], now_s: float) -> Target | None:
-    """Groups that gave way stand right behind the head, perhaps between it and others of its model, which would load theirs in between
-    (A-B-A-B, section 2.4, insight 3). They go behind those, on their queue, where that saves enough; None where it does nowhere."""
+def settle(board: Board, table: ClassTable, evicted: Collection[str], now_s: float) -> Target | None:
+    """Evicted groups stand right behind the head, perhaps before others of its model, which costs two swaps (A-B-A-B, section 2.4, insight
+    3). Moves them behind those, on their queue, if that saves enough; else None."""
     target = board.order()
     for slot in board.serving:
         name = slot.facts.name
         queue = board.queues[name]
-        moving = [group_id for group_id in queue[1:] if group_id in gave_way]
+        moving = [group_id for group_id in queue[1:] if group_id in evicted]
         rest = [group_id for group_id in queue if group_id not in moving]
         models = [board.groups[group_id].traits.key.model for group_id in rest]
         behind = next((at for at, model in enumerate(models) if model != models[0]), len(models))
@@ -61,9 +60,9 @@ def settle(board: Board, table: ClassTable, gave_way: Collection[str], now_s: fl
 
 
 def homeless(board: Board, estimates: Estimates, *, lost_too: bool, by_age: bool = False) -> list[Group]:
-    """Open groups that must move, most urgent first: they are paused, their queue's instance is draining, does not serve their model or
-    (`lost_too`) is gone; those of "unassigned" that somebody can serve now; and those that stand before a group of a higher band (requeued
-    ones do). `by_age`: bands count nothing, and the oldest come first."""
+    """Open groups that must move, most urgent first: paused ones; those whose instance drains, does not serve their model or (`lost_too`)
+    is lost; servable ones on "unassigned"; and those before a group of a higher band (requeued ones). `by_age`: oldest first, without
+    bands."""
     slots = [slot for _, slot in sorted(board.slots.items())]
     servable: dict[str, bool] = {}
     found: list[Group] = []

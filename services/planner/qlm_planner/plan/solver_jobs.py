@@ -1,8 +1,7 @@
-"""Jobs of the solver: what is asked, what is under way, and what its answer is worth by the time it comes.
+"""Jobs of the solver: questions, the job under way, and the value of its answer.
 
-At most one job counts. It works on a draft of the board while the board goes on; the answer is reconciled with the board as it is then
-(`solver_problem.reconciled`) and judged by the model of queues (`virtual_queues.plan_costs`). So an answer is never thrown away for being
-late, and never applied for a board that is gone."""
+At most one job counts. It solves a draft of the board; the answer is reconciled with the later board (`solver_problem.reconciled`), judged
+by its cost there (`virtual_queues.plan_costs`). So a late answer is still of use, and an outdated board is never applied."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from qlm_planner.search.problem import ProblemError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One question to the solver. `asks`: replans that were asked for, and that it answers."""
+    """One question to the solver. `replans`: the requested replans that it answers."""
 
     number: int
     stage: Stage
@@ -29,13 +28,12 @@ class Job:
     draft: Draft
     moves: int
     began_s: float
-    asks: tuple[int, ...] = ()
+    replans: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class SolverJobs:
-    """`job`: the one that counts. `failures`: in a row; until `blocked_until_s` nothing is asked after one. `effects`: what is to be done,
-    since it was asked last."""
+    """`job`: under way. `failures`: in a row; after one, no job starts before `blocked_until_s`. `effects`: since they were last taken."""
 
     policy: Policy
     table: ClassTable
@@ -49,12 +47,10 @@ class SolverJobs:
         effects, self.effects = self.effects, []
         return effects
 
-    # Asking -----------------------------------------------------------------------------------------------------------
-
-    def ask(self, cause: PlanCause, stage: Stage, board: Board, now_s: float, asks: tuple[int, ...] = ()) -> bool:
-        """Begins a job, in the place of one that is under way. False if there is nothing to order, or the board makes no problem."""
+    def start(self, cause: PlanCause, stage: Stage, board: Board, now_s: float, replans: tuple[int, ...] = ()) -> bool:
+        """Starts a job in place of one under way. False if fewer than two groups wait, or the profiles give no problem."""
         try:
-            made = draft(board, self.table.estimates, self.table, now_s)
+            drafted = draft(board, self.table.estimates, self.table, now_s)
         except (ProblemError, ValueError, ArithmeticError) as error:
             self.number += 1
             self._pause(now_s)
@@ -63,20 +59,18 @@ class SolverJobs:
                 JobEnded(job=self.number, stage=stage, cause=cause, outcome=outcome, began_s=now_s, groups=0, moves=0, reason=reason)
             )
             return False
-        if made is None:
+        if drafted is None:
             return False
         repairs = stage is Stage.REPAIR
-        moves = self.policy.repair_moves if repairs else self.policy.replan_moves(made.problem.groups)
+        moves = self.policy.repair_moves if repairs else self.policy.replan_moves(drafted.problem.groups)
         self.number += 1
-        self.job = Job(number=self.number, stage=stage, cause=cause, draft=made, moves=moves, began_s=now_s, asks=asks)
-        orders = made.orders if repairs else None
-        self.effects.append(Solve(job=self.number, stage=stage, problem=made.problem, orders=orders, moves=moves, seed=self.number))
+        self.job = Job(number=self.number, stage=stage, cause=cause, draft=drafted, moves=moves, began_s=now_s, replans=replans)
+        orders = drafted.orders if repairs else None
+        self.effects.append(Solve(job=self.number, stage=stage, problem=drafted.problem, orders=orders, moves=moves, seed=self.number))
         return True
 
-    # Answers ----------------------------------------------------------------------------------------------------------
-
     def take(self, event: Solved | SolveFailed) -> Job | None:
-        """The job that an answer is for; None for one that another has taken the place of."""
+        """The job of an answer; None for a replaced one."""
         job = self.job
         if job is None or job.number != event.job:
             return None
@@ -84,7 +78,7 @@ class SolverJobs:
         return job
 
     def solved(self, job: Job, event: Solved, board: Board, now_s: float) -> Target | None:
-        """Queues as the answer wants them, on the board as it is now; None for a gain below the margin."""
+        """The wanted queues on the present board; None for a gain below the margin."""
         self.failures = 0
         try:
             target = reconciled(board, job.draft, event.orders)
@@ -92,12 +86,12 @@ class SolverJobs:
         except (ValueError, ArithmeticError) as error:
             self.failed(job, f"not judged: {error}", now_s)
             return None
-        better = worth(self.policy, before, after)
+        better = is_worth(self.policy, before, after)
         self._ended(job, Outcome.APPLIED if better else Outcome.KEPT, gain=before - after, rule=event.rule)
         return target if better else None
 
     def failed(self, job: Job, reason: str, now_s: float) -> None:
-        """No answer: the next job waits, longer with every failure in a row."""
+        """Ends a job without an answer; the next one waits longer with each failure in a row."""
         self._pause(now_s)
         self._ended(job, Outcome.FAILED, reason=reason)
 
@@ -123,7 +117,7 @@ class SolverJobs:
         )
 
 
-def worth(policy: Policy, before: float, after: float) -> bool:
-    """A plan replaces another only for a stated share of its cost, and a least gain: a change has a price of its own, and the figures are
-    predictions. False for a cost that is no number."""
+def is_worth(policy: Policy, before: float, after: float) -> bool:
+    """Whether a plan saves the stated share of the cost and the least gain: a change has a cost, and figures are predictions. False for
+    NaN."""
     return before - after > max(policy.replan_gain_min, policy.replan_gain * before)

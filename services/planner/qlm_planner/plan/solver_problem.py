@@ -1,8 +1,7 @@
-"""The board as a problem for the solver, and the solver's orders as queues again.
+"""Converts the board to a problem for the solver, and the solver's orders to queues.
 
-Instances whose engines are alike share the rows of the problem (a *kind*): those with the same batch and the same profiles, but for learned
-speeds that differ by less than `SPEED_STEP`, and all have the mean batch. The plan that comes out is judged (`virtual_queues.plan_costs`)
-with the profiles and the batch of each instance."""
+Instances with equal engines share rows of the problem (a *kind*): the same batch and profiles, with learned speeds within `SPEED_STEP`; all
+have the mean batch. The resulting plan is judged with each instance's own profiles and batch (`virtual_queues.plan_costs`)."""
 
 from __future__ import annotations
 
@@ -24,25 +23,20 @@ from qlm_planner.cost.virtual_queues import mean_crowd
 from qlm_planner.search.problem import Orders, Problem, ProblemError
 
 SPEED_STEP = 0.1
-"""Learned speeds whose ratio is below e^SPEED_STEP are one kind."""
-
+"""Learned speeds with a ratio below e^SPEED_STEP are one kind."""
 SWAP_STEPS = 5.0
-"""So many speed steps are one of the times of swaps, which matter less often."""
-
+"""Speed steps in one step of the swap times, which matter less often."""
 KINDS_MAX = 32
-"""With more kinds, speeds are told apart less exactly."""
-
+"""Most kinds; with more, speeds are compared more coarsely."""
 KindKey = tuple[object, ...]
-
-
 Able = tuple[str, int, tuple[str, ...]]
-"""What an instance can hold: its GPU, how many of it, its models."""
+"""What an instance can hold: its GPU, the number of GPUs, its models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draft:
-    """A problem and what its numbers stand for: `groups` their ids, `queues` the instances, `able` what these can hold, `orders` the queues
-    as they are, `heads` of them ("" for none)."""
+    """A problem and the meaning of its numbers: `groups` (ids), `queues` (instances), `able` (of each instance), `orders` (the present
+    queues), `heads` (ids, "" for none)."""
 
     problem: Problem
     groups: tuple[str, ...]
@@ -52,13 +46,12 @@ class Draft:
     heads: tuple[str, ...]
 
     def lists(self, orders: Orders) -> dict[str, list[str]]:
-        """Orders as group ids of each queue."""
+        """Orders as group ids by instance."""
         return {queue: [self.groups[number] for number in order] for queue, order in zip(self.queues, orders.lists(), strict=True)}
 
 
 def draft(board: Board, estimates: Estimates, table: ClassTable, now_s: float) -> Draft | None:
-    """The groups on the queues of the instances that serve. None where there are no two to order. Raises ProblemError where the profiles
-    make no sense."""
+    """The problem of all groups on serving instances; None for fewer than two. Raises ProblemError for profiles without valid figures."""
     slots = board.serving
     queues = [board.queue_groups(slot.facts.name) for slot in slots]
     groups = [group for queue in queues for group in queue]
@@ -79,7 +72,7 @@ def draft(board: Board, estimates: Estimates, table: ClassTable, now_s: float) -
 
 
 def standing(estimates: Estimates, slots: Sequence[Slot], queues: Sequence[Sequence[Group]]) -> tuple[Orders, list[str]]:
-    """The queues as orders of groups that are numbered along them, and the head of each ("" for none)."""
+    """The present queues as orders of groups numbered along them, and the head of each ("" for none)."""
     first = np.zeros(len(slots) + 1, dtype=np.int64)
     np.cumsum([len(queue) for queue in queues], out=first[1:])
     heads = [_head(estimates, slot, queue) for slot, queue in zip(slots, queues, strict=True)]
@@ -96,7 +89,7 @@ def problem_of(
     now_s: float,
     leave_cost: Floats,
 ) -> Problem:
-    """Groups and the instances that may serve them. Raises ProblemError where the profiles make no sense."""
+    """The problem of groups and instances. Raises ProblemError for profiles without valid figures."""
     estimates = table.estimates
     kinds, representatives = kinds_of(slots, estimates, table)
     names, model = table.models(columns)
@@ -128,10 +121,9 @@ def problem_of(
 
 
 def reconciled(board: Board, draft: Draft, orders: Orders) -> dict[str, list[str]]:
-    """Queues as the orders want them, for the board as it is now. Groups that left it since, or moved where the draft does not reach, are
-    left out; groups that came to a queue, or were not ordered, stand behind who is before them now, if that stays on their queue, else in
-    front of the first that is less urgent. A head that came to its place since stays there: its requests run. An instance that serves no
-    more, or has other models by now, is out of reach."""
+    """Orders as queues of the present board. Groups that ended, or moved out of the draft's reach, are left out. New groups, and groups
+    without an order, follow their present predecessor if that stays on the queue, else precede the first less urgent group. A new head that
+    runs stays in front. Instances that serve no more, or have other models, keep their queues."""
     wanted = draft.lists(orders)
     able = dict(zip(draft.queues, draft.able, strict=True))
     reach = {name for name in wanted if (slot := board.slots.get(name)) is not None and slot.serving and _able(slot) == able[name]}
@@ -163,7 +155,7 @@ def _able(slot: Slot) -> Able:
 
 
 def _put_others(board: Board, name: str, queue: list[str], home: dict[str, str]) -> None:
-    """The groups of a queue that were not ordered."""
+    """Inserts a queue's groups that have no order."""
     before = ""
     for group_id in board.queues[name]:
         if group_id not in home:
@@ -173,11 +165,8 @@ def _put_others(board: Board, name: str, queue: list[str], home: dict[str, str])
             before = group_id
 
 
-# Kinds ----------------------------------------------------------------------------------------------------------------
-
-
 def kinds_of(slots: Sequence[Slot], estimates: Estimates, table: ClassTable) -> tuple[list[int], list[Slot]]:
-    """The kind of each instance, and the first instance of each kind. Instances that serve alike are of one."""
+    """The kind of each instance, and the first instance of each kind. Instances that serve alike share one."""
     alike = table.alike(slots)
     step = SPEED_STEP
     while True:
@@ -212,7 +201,7 @@ def _kind_key(slot: Slot, estimates: Estimates, step: float) -> KindKey:
 
 
 def _kind_times(representatives: Sequence[Slot], columns: GroupColumns, table: ClassTable, crowd: float) -> dict[str, NDArray[np.float64]]:
-    """What the problem has for kinds and groups."""
+    """The problem's figures by kind and group [kinds, groups]."""
     on = np.arange(len(representatives), dtype=np.int64)[:, None]
     shared = table.classes(representatives, on, columns)
     unserved = np.isnan(shared[BATCH])
@@ -226,14 +215,11 @@ def _kind_times(representatives: Sequence[Slot], columns: GroupColumns, table: C
 
 
 def _swap_s(estimates: Estimates, slot: Slot, model: str) -> tuple[float, float]:
-    """From disk, from host memory; infinite where the instance does not have the model."""
+    """Swap seconds from disk and from host memory; infinite if the instance does not have the model."""
     hardware = estimates.hardware(slot.facts, model)
     return (math.inf, math.inf) if hardware is None else (hardware.swap_s(warm=False), hardware.swap_s(warm=True))
 
 
-# Queues ---------------------------------------------------------------------------------------------------------------
-
-
 def _head(estimates: Estimates, slot: Slot, queue: Sequence[Group]) -> str:
-    """The group that is served now, or next."""
+    """The group that is served now or next."""
     return queue[0].group_id if queue and estimates.can_serve(slot, queue[0].traits.key.model) else ""

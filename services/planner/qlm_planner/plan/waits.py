@@ -1,7 +1,7 @@
-"""The waits of the plan as the planner publishes them: by `qlm_core.assessment` on the board as it is, before calibration.
+"""The waits that the planner publishes: `qlm_core.assessment` on the present board, before calibration.
 
-Of classes without an open group each costs a pass over the groups, so few of these are predicted anew in one publication, in turn. A
-publication is made in pieces, a step of the machine each, so that an event waits for one piece at most.
+A class without an open group costs a pass over the groups, so one publication predicts few of these anew, in turn. Its pieces take
+one step of the machine each, so that an event waits for one piece at most.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from qlm_planner.machine.effects import PublishWaits, WaitsFailed
 
 PASSES = 8
 PASS_GROUPS = 8_000
-"""Classes without an open group that one publication predicts anew, and groups that it reads for them, but for one class at the least."""
+"""Most classes without an open group that one publication predicts anew, and most groups read for them; at least one class."""
 SEED_SLOS_S = (1.0, 10.0, 100.0, 1_000.0, math.inf)
-"""SLOs for which a newcomer of each model is predicted, whoever has come: a class that nobody has seen goes by the nearest."""
+"""SLOs for which a newcomer of each model is predicted always; a new class takes the nearest one."""
 MORE = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1_024.0)
-"""Knots of a class's curve: newcomers since."""
+"""Knots of a class's curve: newcomers since the publication."""
 REPORT_AGE_MAX_S = 10.0
-"""Agents report their runs every second; an older report is ignored."""
+"""Older reports are ignored; agents report every second."""
 KNOTS_OF_ALL = 16_384
-"""Knots of all queues together."""
+"""Knots of all queues."""
 
 Joins = Callable[[GroupKey, float], str]
 """Id of the group that a request with this key and deadline joins; "" for none."""
@@ -52,7 +52,7 @@ class _Newcomer:
 
 @dataclass(slots=True)
 class WaitForecast:
-    """`load` the profiles before `publish`. `due_s`: when the next publication is; `publishing`: the answer of one is awaited."""
+    """Needs `load` before `publish`. `due_s`: the next publication; `publishing`: one awaits its answer."""
 
     due_s: float = 0.0
     publishing: bool = False
@@ -72,14 +72,13 @@ class WaitForecast:
     def publish(
         self, board: Board, rates: Iterable[Rate], joins: Joins, counted_to: int, period_s: float, now_s: float
     ) -> PublishWaits | WaitsFailed | None:
-        """Makes the next piece of a publication of the board as it was at its first piece, where requests come at these `rates`; the
-        publication with the last piece, and the next is due a period later. None before the last piece, and before profiles. Fails where
-        nonsense in the profiles or in an instance makes it impossible. Costs O(groups), and passes over them for classes without a group.
-        """
+        """Computes the next piece of a publication of the board as it was at the first piece, with requests at these `rates`. Returns the
+        publication after the last piece; None before, and without profiles; WaitsFailed for invalid figures. O(groups), and passes over
+        the groups for classes without one."""
         if self._profiles is None:
             return None
         if self._pieces is None:
-            self._pieces = self._made(self._profiles, board, list(rates), joins, counted_to, now_s)
+            self._pieces = self._compute(self._profiles, board, list(rates), joins, counted_to, now_s)
         try:
             next(self._pieces)
             self.due_s = now_s
@@ -92,7 +91,7 @@ class WaitForecast:
         self.due_s, self._pieces, self.publishing = now_s + period_s, None, True
         return PublishWaits(waits=waits)
 
-    def _made(
+    def _compute(
         self, profiles: ProfileSnapshot, board: Board, rates: list[Rate], joins: Joins, counted_to: int, now_s: float
     ) -> Generator[None, None, PlannedWaits]:
         slots = [slot for _, slot in sorted(board.slots.items()) if slot.alive][:QUEUES_MAX]
@@ -128,9 +127,9 @@ class WaitForecast:
         known = set(assessment.instances)
         kept, found, alone = self._kept, {}, list[_Newcomer]()
         for each in newcomers:
-            joined = self._class(assessment, each, each.group_id, now_s) if each.group_id else None
-            if joined is not None:
-                found[each.key] = joined
+            in_group = self._class(assessment, each, each.group_id, now_s) if each.group_id else None
+            if in_group is not None:
+                found[each.key] = in_group
             else:
                 alone.append(each)
         passes = max(1, min(PASSES, PASS_GROUPS // max(1, groups), len(alone)))
@@ -140,9 +139,9 @@ class WaitForecast:
             due.append(alone[self._turn])
         for each in due:
             yield
-            made = None if each.key in found else self._class(assessment, each, "", now_s)
-            if made is not None:
-                found[each.key] = made
+            waits = None if each.key in found else self._class(assessment, each, "", now_s)
+            if waits is not None:
+                found[each.key] = waits
         for each in alone:
             if each.key not in found and each.key in kept and kept[each.key].instance in known:
                 found[each.key] = kept[each.key]
@@ -150,14 +149,14 @@ class WaitForecast:
         return tuple(found.values())
 
     def _class(self, assessment: Assessment, each: _Newcomer, group_id: str, now_s: float) -> ClassWaits | None:
-        made = assessment.newcomer(each.request, group_id, now_s, MORE)
-        if made is None:
+        predicted = assessment.newcomer(each.request, group_id, now_s, MORE)
+        if predicted is None:
             return None
-        view, ahead, curve = made
+        view, ahead, curve = predicted
         return ClassWaits(key=each.key, slo_s=each.slo_s, instance=view.instance.name, requests_ahead=ahead, curve=curve)
 
     def _newcomers(self, board: Board, rates: list[Rate], joins: Joins, now_s: float) -> list[_Newcomer]:
-        """Of the classes that came lately, the most frequent first, and of the seeds of each model."""
+        """Newcomers of recent classes, most frequent first, and of each model's seeds."""
         found = [
             _newcomer(board, joins, rate.key, rate.slo_s, rate.priority, rate.prompt_tokens, now_s)
             for rate in sorted(rates, key=lambda rate: (-rate.per_s, rate.key))
@@ -193,7 +192,7 @@ def _newcomer(board: Board, joins: Joins, key: GroupKey, slo_s: float, priority:
 
 
 def views_of(board: Board, slots: Iterable[Slot], arrivals_per_s: float, now_s: float) -> list[QueueView]:
-    """The queues of some instances as predictions take them. What comes is taken to go where most are served and wait now."""
+    """The queues of instances as predictions read them. Arrivals are divided in proportion to the present loads."""
     views = [_view(board, slot, now_s) for slot in slots]
     loads = [view.running + sum(group.waiting for group in view.groups) for view in views]
     if arrivals_per_s <= 0.0 or not sum(loads):
@@ -231,9 +230,9 @@ def _group_view(group: Group) -> GroupView:
 
 
 def _runners(board: Board, slot: Slot, now_s: float) -> tuple[RunningView, ...]:
-    """By SLO class and token class, no more than the instance runs, with what their agent reported of them."""
+    """Running requests by SLO class and token class, at most `slot.running`, with their reported outputs."""
     reported = slot.runs if slot.runs is not None and now_s - slot.runs.at_s <= REPORT_AGE_MAX_S else None
-    made = 0 if reported is None else reported.made_since(now_s)
+    produced = 0 if reported is None else reported.made_since(now_s)
     classes: dict[tuple[str, str], list[str]] = {}
     for group_id, kept in sorted(slot.runners.items()):
         if kept.traits.key.model == slot.active_model:
@@ -248,13 +247,13 @@ def _runners(board: Board, slot: Slot, now_s: float) -> tuple[RunningView, ...]:
         band, deadline_s = min(_urgency(board, slot, group_id) for group_id in group_ids)
         view = RunningView(slo_class=slo_name, token_class=tokens, count=count, band=band, deadline_s=deadline_s)
         if reported is not None:
-            view = with_reported_outputs(view, [reported.groups.get(group_id) for group_id in group_ids], made)
+            view = with_reported_outputs(view, [reported.groups.get(group_id) for group_id in group_ids], produced)
         found.append(view)
     return tuple(found)
 
 
 def _urgency(board: Board, slot: Slot, group_id: str) -> tuple[int, float]:
-    """The band and the first deadline of a group that runs."""
+    """The band and the first deadline of a running group."""
     traits, group = slot.runners[group_id].traits, board.groups.get(group_id)
     unbound = group is None or traits.key.slo_kind is SloKind.PRIORITY
     return band_of(traits, board.slo_band), math.inf if unbound or group is None else group.first_deadline_s

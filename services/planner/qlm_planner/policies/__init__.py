@@ -1,4 +1,4 @@
-"""Comparison policies, live and simulated (`planner.policy`): what QLM section 8 and load balancers do, behind one interface.
+"""Comparison policies, live and simulated (`planner.policy`): the baselines of QLM section 8 and of load balancers, behind one interface.
 
-Under a policy of these, `qlm_planner.groups.cheapest_place` places nothing and no objective weighs anything: the policy says where a
-request goes and whether the order is changed later (`baseline.Baseline`). `selection.baseline_of` makes the one that the settings name."""
+A policy (`baseline.Baseline`) replaces `qlm_planner.groups.cheapest_place` and the objective: it assigns requests to queues, and may change
+the order later. `selection.baseline_of` creates the one that the settings name."""

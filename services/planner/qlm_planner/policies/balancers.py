@@ -1,6 +1,6 @@
-"""Load balancers that know no times: in turn, by chance, the better of two by chance, and the shortest queue.
+"""Load balancers without time predictions: round robin, random, two random choices, least loaded.
 
-Chance is a checksum of the seed and the request's queue id, so that replays, standbys and the simulator pick alike.
+Random choices are checksums of the seed and the request's queue id, equal in replays, on standbys and in the simulator.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, least_l
 
 
 class Balancer(Baseline):
-    """A policy that picks by `choose`."""
+    """A policy that picks an instance by `choose`."""
 
     @abstractmethod
     def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
-        """One of the instances, at least one, for a request or group of this id. `loads`: requests of each; `serving`: those that need no
-        other model for it than the one before it."""
+        """One of the instances `names` (at least one) for a request or group id. `loads`: requests of each; `serving`: those without a
+        model swap for it."""
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
         return QueueEnds(board=board, estimates=table.estimates, picker=_Chosen(policy=self, board=board, loads=loads_of(board)))
 
     def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
-        """Picked as for a request, with what `lines` hold; between the groups older and younger than it."""
+        """Chooses as for a request, by the loads of `lines`; the position is by age."""
         able = {line.slot.facts.name: line for line in able_lines(lines, table, group)}
         if not able:
             return None
@@ -44,7 +44,7 @@ class Balancer(Baseline):
 
 @dataclass(slots=True, kw_only=True)
 class _Chosen:
-    """Counts what it picked, so that one batch is spread as single requests are."""
+    """Counts its choices, so that the requests of one batch are spread."""
 
     policy: Balancer
     board: Board
@@ -58,26 +58,26 @@ class _Chosen:
         return by_name[name]
 
     def _end_model(self, slot: Slot) -> str:
-        """Of the last group on the queue, else the one that is active."""
+        """Model of the last group on the queue, else the active one."""
         queue = self.board.queues[slot.facts.name]
         return self.board.groups[queue[-1]].traits.key.model if queue else slot.active_model
 
 
 @dataclass(slots=True)
 class RoundRobin(Balancer):
-    """Instances in turn, whatever they have to do. `last`: the one picked before."""
+    """Instances in turn, whatever their load. `last`: the previous choice."""
 
     last: str = ""
 
     def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
-        """The next one by name, among those that serve the model."""
+        """The next instance by name."""
         self.last = next((name for name in names if name > self.last), names[0])
         return self.last
 
 
 @dataclass(frozen=True, slots=True)
 class Chance(Balancer):
-    """Any instance, all equally likely."""
+    """A random instance, all equally likely."""
 
     seed: int = 0
 
@@ -87,7 +87,7 @@ class Chance(Balancer):
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwo(Balancer):
-    """The one with fewer requests of two different ones by chance (Mitzenmacher's two choices)."""
+    """The less loaded of two different random instances (Mitzenmacher's two choices)."""
 
     seed: int = 0
 
@@ -98,15 +98,15 @@ class PowerOfTwo(Balancer):
 
 
 class LeastLoaded(Balancer):
-    """The one with the fewest requests that wait and run, first of those whose queue ends with the model, as a balancer in front of servers
-    that swap models would (`queue_ends.least_loaded_of`)."""
+    """The instance with the fewest requests, first of those whose queue ends with the model, as a balancer in front of servers that swap
+    models chooses (`queue_ends.least_loaded_of`)."""
 
     def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
         return least_loaded_of(names, serving, loads)
 
 
 def draw(seed: int, key: str, number: int) -> int:
-    """A number that looks like chance, the same everywhere for the same arguments."""
+    """A pseudo-random number, a function of its arguments on every machine."""
     # A checksum alone is linear: draws for one key would differ by the same in all keys.
     mixed = zlib.crc32(f"{number}/{key}/{seed}".encode()) * 2_654_435_769 & 0xFFFF_FFFF
     return mixed ^ mixed >> 15

@@ -1,4 +1,4 @@
-"""What a comparison policy decides: where a request goes, where a group that lost its instance, and whether the order changes later."""
+"""The interface of a comparison policy: assigns requests to groups, finds queues for groups that must move, and may reorder."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.queue_work import Works
 
 Orders = Mapping[str, Sequence[str]]
-"""Group ids by queue, first served first; queues that are not named stay as they are."""
-
+"""Instance -> group ids, first served first; queues that are not named stay."""
 Home = tuple[Line, int]
-"""A queue and a position there."""
+"""A queue and a position on it."""
 
 
 class Seating(Protocol):
-    """Takes one batch of arrivals in, on the board at once."""
+    """Assigns one batch of arrivals to groups on the board."""
 
     def join(self, facts: RequestFacts, alone: Group) -> Group:
-        """The group that takes a request: an open one, or `alone`, a group of nothing but this request, which it opens."""
+        """The group of a request: an open one, or `alone`, a new group of this request, which it opens."""
 
 
 class Baseline(ABC):
-    """A policy. `by_age`: it keeps the order of arrival, in which bands and deadlines count nothing; else the order of deadlines inside
-    bands. `slow`: an order of few groups may take a second. `fallbacks`: orders for which it could not do what it stands for, and did
-    something simpler."""
+    """A policy. `by_age`: it keeps the order of arrival, without bands and deadlines; else the order of deadlines inside bands. `slow`: a
+    step may take a second. `fallbacks`: orders in which it used a simpler rule."""
 
     by_age = True
     slow = False
@@ -39,17 +37,17 @@ class Baseline(ABC):
 
     @abstractmethod
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
-        """For one batch of arrivals."""
+        """The seating for one batch of arrivals."""
 
     @abstractmethod
     def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
-        """For a group whose instance serves it no more; None if no line can serve it."""
+        """A position for a group whose instance no longer serves it; None if no line can serve it."""
 
     def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
-        """Asked when misses are expected, an instance idles or is new, or somebody asks; None: the order stays."""
+        """A new order on expected misses, an idle or new instance, or a requested replan; None: the order stays."""
         return None
 
     def works(self, table: ClassTable) -> Works:
-        """For those that predict by mean work."""
+        """Mean work of groups, for policies that predict by it."""
         self._works = self._works or Works(table=table)
         return self._works

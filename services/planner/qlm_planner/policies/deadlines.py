@@ -1,7 +1,7 @@
-"""Earliest deadline first, earliest finish: the order that QLM section 8 calls EDF, on the queue that would end a group first.
+"""Earliest deadline first, earliest finish: EDF of QLM section 8, on the queue that ends a group first.
 
-Bands, then deadlines, decide alone: nothing waits for others of its model, so models are swapped at every turn of the deadlines (QLM
-section 2.4, insight 3). Times are means, added up: a group's work after the swap that its place needs.
+Only bands and deadlines count, so models are swapped whenever deadlines alternate (QLM section 2.4, insight 3). Times are sums of means: a
+group's work after the swap at its position.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from operator import attrgetter
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts, SloKind
@@ -22,34 +23,32 @@ from qlm_planner.policies.baseline import Baseline, Home, Orders, Seating
 from qlm_planner.policies.queue_ends import able_lines
 from qlm_planner.policies.queue_work import QueueWork, Work, Works
 
+_urgency = attrgetter("urgency")
+
 
 @dataclass(slots=True, kw_only=True)
 class DatedQueue:
-    """One queue in the order of deadlines. `fixed`: groups at its front that stay there."""
+    """One queue in the order of deadlines. `fixed`: groups at its front that keep their place."""
 
     work: QueueWork
     groups: list[Group]
     fixed: int = 0
 
     def place(self, group: Group) -> int:
-        """Behind all that are not less urgent; in front of what stays only for a higher band."""
+        """Behind all groups that are at least as urgent; in front of fixed ones only for a higher band."""
         if self.fixed and group.band < self.groups[self.fixed - 1].band:
             return bisect_right(self.groups, group.urgency, hi=self.fixed, key=_urgency)
         return bisect_right(self.groups, group.urgency, lo=self.fixed, key=_urgency)
 
     def insert(self, place: int, group: Group, work: Work) -> None:
-        """Costs O(groups behind it)."""
+        """Inserts a group. O(groups behind it)."""
         self.fixed += place < self.fixed
         self.groups.insert(place, group)
         self.work.insert(place, work)
 
 
-def _urgency(group: Group) -> tuple[int, float, tuple[int, int]]:
-    return group.urgency
-
-
 def first_end(queues: Sequence[DatedQueue], works: Sequence[Work], group: Group) -> tuple[DatedQueue, int, Work]:
-    """The queue that would end a group first in the order of deadlines, and its place there. `works`: of the group on each."""
+    """The queue that ends a group first in the order of deadlines, its position and its work there. `works`: on each queue."""
     places = [queue.place(group) for queue in queues]
     ends = [queue.work.end_s(place, work) for queue, place, work in zip(queues, places, works, strict=True)]
     best = ends.index(min(ends))
@@ -58,7 +57,7 @@ def first_end(queues: Sequence[DatedQueue], works: Sequence[Work], group: Group)
 
 @dataclass(slots=True, kw_only=True)
 class ByDeadline:
-    """A seating in the order of deadlines."""
+    """Seats requests in the order of deadlines."""
 
     board: Board
     works: Works
@@ -66,12 +65,12 @@ class ByDeadline:
 
     @classmethod
     def of(cls, board: Board, works: Works) -> ByDeadline:
-        """Costs O(groups)."""
+        """On all serving instances. O(groups)."""
         queues = [DatedQueue(work=work, groups=board.queue_groups(work.slot.facts.name)) for work in works.queues(board)]
         return cls(board=board, works=works, queues=queues)
 
     def join(self, facts: RequestFacts, alone: Group) -> Group:
-        """The group in front of its place, if it is of the request's kind and has room, else `alone` there."""
+        """The group in front of the position, if it has the request's key and room, else `alone` there."""
         found = self.first_end(alone)
         if found is None:
             self.board.open_group(alone, self.board.place_by_urgency(self.board.queues[UNASSIGNED], alone))
@@ -87,18 +86,18 @@ class ByDeadline:
         return alone
 
     def first_end(self, group: Group) -> tuple[DatedQueue, int, Work] | None:
-        """`first_end` on the queues that can serve a group; None if none can."""
+        """`first_end` on the queues that can serve a group; None without any."""
         able = [queue for queue in self.queues if self.works.table.estimates.can_serve(queue.work.slot, group.traits.key.model)]
         return first_end(able, self.works.on([queue.work.slot for queue in able], [group])[0], group) if able else None
 
     def open(self, queue: DatedQueue, place: int, group: Group, work: Work) -> None:
-        """Puts a new group on the board."""
+        """Opens a new group on the board."""
         group.instance = queue.work.slot.facts.name
         queue.insert(place, group, work)
         self.board.open_group(group, place)
 
-    def grown(self, group: Group) -> None:
-        """A group has one request more."""
+    def count_request(self, group: Group) -> None:
+        """Updates the work of a group with one request more."""
         for queue in self.queues:
             if queue.work.slot.facts.name == group.instance:
                 self._refresh(queue, queue.groups.index(group))
@@ -117,8 +116,7 @@ class ByDeadline:
 
 
 def heads_and_rest(board: Board, works: Works) -> tuple[list[DatedQueue], list[Group], set[str]]:
-    """The queues of the instances that serve with nothing but their heads, where they serve them; all other groups that somebody serves,
-    most urgent first; and the ids of both."""
+    """The serving instances' queues with only their running heads; all other servable groups, most urgent first; the ids of both."""
     slots, estimates = board.serving, works.table.estimates
     queues: list[DatedQueue] = []
     rest: list[Group] = []
@@ -138,7 +136,7 @@ def heads_and_rest(board: Board, works: Works) -> tuple[list[DatedQueue], list[G
 
 
 def orders_of(queues: Sequence[DatedQueue], board: Board, named: Collection[str]) -> Orders:
-    """The queues as orders; groups that nobody serves stay behind, where they are."""
+    """The queues as orders; groups that no instance serves keep their place at the end."""
     orders: dict[str, list[str]] = {}
     for queue in queues:
         name = queue.work.slot.facts.name
@@ -148,7 +146,7 @@ def orders_of(queues: Sequence[DatedQueue], board: Board, named: Collection[str]
 
 
 def by_deadline(board: Board, works: Works) -> Orders:
-    """All groups anew, most urgent first, each where it would end first; heads that run stay."""
+    """Orders all groups anew, most urgent first, each where it ends first; running heads stay."""
     queues, rest, named = heads_and_rest(board, works)
     for group, [able, on] in zip(rest, able_queues(queues, rest, works), strict=True):
         queue, place, work = first_end(able, on, group)
@@ -157,7 +155,7 @@ def by_deadline(board: Board, works: Works) -> Orders:
 
 
 def able_queues(queues: Sequence[DatedQueue], groups: Sequence[Group], works: Works) -> list[tuple[list[DatedQueue], list[Work]]]:
-    """For each group the queues that can serve it, and its work there."""
+    """For each group, the queues that can serve it, and its work there."""
     if not groups:
         return []
     estimates = works.table.estimates
@@ -167,7 +165,7 @@ def able_queues(queues: Sequence[DatedQueue], groups: Sequence[Group], works: Wo
 
 
 class Edf(Baseline):
-    """The policy. Insertion keeps the order; all is ordered anew only where an instance has nothing to do beside one with several."""
+    """Earliest deadline first. Insertion keeps the order; it reorders only while an instance is idle beside one with several groups."""
 
     by_age = False
 
@@ -191,7 +189,7 @@ class Edf(Baseline):
 
 
 class EdfFallback(Edf):
-    """While no order meets the SLOs (`planner.overload: edf`): what was ordered by cost is ordered by deadline, and stays so."""
+    """Replaces an order by cost with one by deadline, while no order meets the SLOs (`planner.overload: edf`)."""
 
     def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
         orders = by_deadline(board, self.works(table))
@@ -200,6 +198,6 @@ class EdfFallback(Edf):
 
 
 def _sorted(board: Board, name: str) -> bool:
-    """A queue is in the order of deadlines behind its head."""
+    """Whether a queue is sorted by deadline behind its head."""
     urgencies = [group.urgency for group in board.queue_groups(name)[1:]]
     return urgencies == sorted(urgencies)

@@ -1,5 +1,5 @@
-"""First come first served, the baseline that QLM is compared with (QLM section 8 runs "vLLM" so), behind a load balancer that knows how
-long each queue takes: a request goes to the instance that would start it first."""
+"""First come first served, QLM's baseline ("vLLM" in section 8), behind a load balancer that predicts times: a request is assigned to the
+instance that starts it first."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from qlm_planner.policies.queue_work import QueueWork, Works
 
 @dataclass(slots=True, kw_only=True)
 class FirstStart:
-    """Picks the queue that would start a request first. `queues`: all, by instance; none where there is one queue."""
+    """Picks the queue that starts a request first. `queues`: by instance; empty if there is only one."""
 
     works: Works
     queues: dict[str, QueueWork]
 
     def pick(self, able: Sequence[Slot], facts: RequestFacts, alone: Group) -> Slot:
-        """Costs O(instances)."""
+        """One of `able`. O(instances)."""
         if not self.queues:
             return able[0]
         [works] = self.works.on(able, [alone])
@@ -37,17 +37,17 @@ class FirstStart:
 
 
 class Fcfs(Baseline):
-    """The policy."""
+    """First come first served."""
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
-        """Costs O(groups)."""
+        """The seating on all serving instances. O(groups)."""
         works = self.works(table)
         queues = works.queues(board)
         picker = FirstStart(works=works, queues={queue.slot.facts.name: queue for queue in queues} if len(queues) > 1 else {})
         return QueueEnds(board=board, estimates=table.estimates, picker=picker)
 
     def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
-        """On the queue that would start it first between the groups older and younger than it."""
+        """The queue that starts a group first, at its position by age."""
         able = able_lines(lines, table, group)
         if not able:
             return None

@@ -1,4 +1,4 @@
-"""Queues by the mean work of their groups, added up: what the comparison policies predict with."""
+"""Queues with the mean work of their groups, the prediction of the comparison policies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from qlm_planner.cost.service_times import ClassTable
 
 
 class Work(NamedTuple):
-    """A group on an instance, in seconds: engine time of all its requests; from a request's start to what its SLO bounds; to make its model
-    the active one."""
+    """A group on an instance, in seconds: engine time of all its requests; a request's time from its start to the event that its SLO
+    bounds; time to activate its model."""
 
     work_s: float
     own_s: float
@@ -27,7 +27,7 @@ class Work(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class QueueWork:
-    """One queue. `free_s`: when what runs, of the model `active`, leaves it to its groups; `ends_s`: of each group; from now."""
+    """One queue, in seconds from now. `free_s`: the end of running requests, of the model `active`; `ends_s`: of each group."""
 
     slot: Slot
     active: float
@@ -37,25 +37,25 @@ class QueueWork:
 
     @property
     def last_s(self) -> float:
-        """When all of it has ended."""
+        """The end of all groups."""
         return self.ends_s[-1] if self.ends_s else self.free_s
 
     def start_s(self, place: int, work: Work) -> float:
-        """When a group would start there."""
+        """The start of a group at a position."""
         before = self.works[place - 1].model if place else self.active
         return (self.ends_s[place - 1] if place else self.free_s) + (0.0 if before == work.model else work.swap_s)
 
     def end_s(self, place: int, work: Work) -> float:
-        """When it would end there."""
+        """Its end."""
         return self.start_s(place, work) + work.work_s + work.own_s
 
     def insert(self, place: int, work: Work) -> None:
-        """Costs O(groups behind it)."""
+        """Inserts a group. O(groups behind it)."""
         self.works.insert(place, work)
         self.add_up(place)
 
     def replace(self, place: int, work: Work) -> None:
-        """The group there has changed."""
+        """Replaces the work of a group."""
         self.works[place] = work
         self.add_up(place)
 
@@ -67,14 +67,14 @@ class QueueWork:
 
 @dataclass(slots=True, kw_only=True)
 class Works:
-    """Works groups out, and keeps those that stand on a queue until they change."""
+    """Computes the work of groups, cached until they change."""
 
     table: ClassTable
     _version: int = -1
     _kept: dict[str, tuple[tuple[object, ...], Work]] = field(default_factory=dict)
 
     def queues(self, board: Board) -> list[QueueWork]:
-        """Of the instances that serve, with all their groups. Costs O(groups)."""
+        """The queues of serving instances with all groups. O(groups)."""
         return [self.stand(slot, board.queue_groups(slot.facts.name)) for slot in board.serving]
 
     def empty(self, slot: Slot) -> QueueWork:
@@ -83,7 +83,7 @@ class Works:
         return QueueWork(slot=slot, active=engine.model_code, free_s=engine.lead_s(0.0))
 
     def on(self, slots: Sequence[Slot], groups: Sequence[Group]) -> list[list[Work]]:
-        """Each group on each of the instances, which can all serve it."""
+        """Each group on each of the instances, all of which can serve it."""
         count = len(slots)
         columns = self.table.columns(groups).take(np.arange(len(groups)).repeat(count))
         rows = self.table.rows(slots, np.tile(np.arange(count), len(groups)), columns, 0.0, 0.0)
@@ -91,7 +91,7 @@ class Works:
         return [works[begin : begin + count] for begin in range(0, len(works), count)]
 
     def stand(self, slot: Slot, groups: Sequence[Group]) -> QueueWork:
-        """A queue with groups that stand on it."""
+        """A queue with its present groups."""
         if self._version != self.table.estimates.version:
             self._version = self.table.estimates.version
             self._kept.clear()
@@ -111,4 +111,4 @@ class Works:
 
 
 KEPT_MIN = 10_000
-"""Groups that are kept at least."""
+"""Least groups in the cache."""

@@ -1,4 +1,4 @@
-"""Which policy a setting names."""
+"""Selects the policy that a setting names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BASELINES: Mapping[Order, Callable[[int], Baseline]] = {
 
 
 def order_of(name: str) -> str:
-    """The order that a setting names: one of QLM's, or "module:Class" of the user's own. Raises ValueError for any other."""
+    """Checks the name of an order: an `Order`, or "module:Class" of the user's own. Raises ValueError for any other."""
     if ":" in name:
         _class_of(name)
         return name
@@ -36,7 +36,7 @@ def order_of(name: str) -> str:
 
 
 def baseline_of(policy: Policy) -> Baseline | None:
-    """A new comparison policy, which keeps its own state; None for QLM's own order."""
+    """A new comparison policy with its own state; None for QLM's order."""
     if policy.order == Order.SLO:
         return None
     return _class_of(policy.order)() if ":" in policy.order else BASELINES[Order(policy.order)](policy.seed)
@@ -49,5 +49,5 @@ def _class_of(name: str) -> type[Baseline]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Baseline)):
-        raise ValueError(f"{name} is no class of `qlm_planner.policies.baseline.Baseline`")
+        raise ValueError(f"{name}: not a subclass of `qlm_planner.policies.baseline.Baseline`")
     return found

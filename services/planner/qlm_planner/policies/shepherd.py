@@ -1,12 +1,12 @@
-"""SHEPHERD as QLM section 8 compares with it: fixed batches, placed and ordered by an integer program over deterministic times.
+"""SHEPHERD as the baseline of QLM section 8: fixed batches, placed and ordered by an integer program over deterministic times.
 
-A group is a batch of a fixed size: the seats that requests of its kind have on the instance. The program (HiGHS through
-`scipy.optimize.milp`) chooses which batches each instance ends in time, most requests first, in the order of deadlines on each:
+A group is a batch of a fixed size: the seats of its kind on the instance. The program (HiGHS by `scipy.optimize.milp`) selects the batches
+that each instance ends in time, with the most requests, in the order of deadlines:
 
     maximise sum n_i x_ik;  sum_k x_ik <= 1;  lead_k + sum_{j <= i} p_jk x_jk <= d_i + M (1 - x_ik)
 
-Its times p are mean work, without variance and without swaps. What it does not end in time comes behind, by deadline, on the queue that is
-free first. Engines go on batching continuously, which SHEPHERD's do not: the comparison is in its favour.
+Its times p are mean work, without variance and swaps. Other batches follow by deadline, on the queue that is free first. Engines batch
+continuously, unlike SHEPHERD's: the comparison favours it.
 """
 
 from __future__ import annotations
@@ -27,28 +27,26 @@ from qlm_planner.policies.deadlines import ByDeadline, DatedQueue, Edf, able_que
 from qlm_planner.policies.queue_work import Work
 
 BATCHES_MAX = 24
-"""Batches in one program, the most urgent ones; the others follow in the order of deadlines."""
-
+"""Most batches in one program, the most urgent ones; others follow by deadline."""
 NODES_MAX = 2_000
-"""Nodes of the search: a bound that is the same on every machine."""
-
+"""Most nodes of the search: the same bound on every machine."""
 TIME_LIMIT_S = 0.5
-"""And one that holds on a slow one."""
+"""A bound for slow machines."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FixedBatches:
-    """A seating into batches of a fixed size."""
+    """Seats requests in batches of a fixed size."""
 
     by_deadline: ByDeadline
 
     def join(self, facts: RequestFacts, alone: Group) -> Group:
-        """The newest batch of its kind, while it is not full and nobody of it was pulled, else a new one in the order of deadlines."""
+        """The newest batch of its key, while it has room and no request was pulled, else a new one in the order of deadlines."""
         board = self.by_deadline.board
         batch = board.newest.get(alone.traits.key)
         if batch is not None and batch.live == batch.waiting and batch.live < self._size(batch):
             board.add_request(batch, facts)
-            self.by_deadline.grown(batch)
+            self.by_deadline.count_request(batch)
             return batch
         found = self.by_deadline.first_end(alone)
         if found is None:
@@ -64,7 +62,7 @@ class FixedBatches:
 
 
 class Shepherd(Edf):
-    """The policy. `fallbacks`: orders for which the program was not solved within its bounds, and that are by deadline alone."""
+    """SHEPHERD. `fallbacks`: orders by deadline alone, because the program was not solved within its bounds."""
 
     slow = True
 
@@ -104,9 +102,9 @@ class Shepherd(Edf):
     def _in_time(
         self, queues: Sequence[DatedQueue], batches: Sequence[Group], on: Sequence[Mapping[str, Work]], now_s: float
     ) -> list[DatedQueue | None] | None:
-        """The queue on which each batch ends in time, None for a batch that is late; None for all where the program was not solved.
-        `batches`: by deadline; `on`: the work of each by the instances that serve it."""
-        # Late: it takes a planner a third of a second to load, and few have this policy.
+        """The queue on which each batch ends in time, None for a late batch; None if the program was not solved. `batches`: by deadline;
+        `on`: the work of each, by instance."""
+        # Local import: it takes 0.3 s, and few planners use this policy.
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         count, width = len(batches), len(queues)
@@ -140,5 +138,5 @@ class Shepherd(Edf):
 
 
 def _time_s(work: Work | None) -> float:
-    """Deterministic time of a batch, infinite where it is not served."""
+    """Deterministic time of a batch, infinite if it is not served."""
     return math.inf if work is None else work.work_s + work.own_s

@@ -1,12 +1,12 @@
-"""The search for better orders: a problem as arrays in, orders out. Knows nothing of boards; the same on every machine for a seed.
+"""The search for better orders: arrays in, orders out; no board. A seed gives the same orders on every machine.
 
-problem                       groups and queues to plan, the orders that answer it, their cost
+problem                       groups and queues to plan, their orders, the cost of orders
 solver                        evaluate, group_lateness, construct, improve, solve
-packing, compile_cache        arrays as compiled code takes them; the compiler and its cache
-group_cost, order_state       the cost of a group at its place; orders that are changed, with their cost at every place
-construction                  orders without a search: earliest deadline first; the best place of a group
-annealing, moves              simulated annealing, and the changes that it tries
-random_numbers                the same numbers on every machine for a seed
+packing, compile_cache        arrays for compiled code; the compiler and its cache
+group_cost, order_state       the cost of a group at its position; orders with their cost at every position
+construction                  orders without a search: earliest deadline first; cheapest insertion
+annealing, moves              simulated annealing, and its moves
+random_numbers                pseudo-random numbers, the same on every machine
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What solves is loaded when it is asked for: a planner builds problems and lets its worker solve them, and the compiler takes half a
-    second to load."""
+    """Loads the solver at its first use: a planner only builds problems, and the compiler takes half a second to load."""
     if name in __all__:
         from qlm_planner.search import solver
 

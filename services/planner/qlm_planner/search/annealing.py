@@ -1,6 +1,6 @@
-"""Simulated annealing of orders. The acceptance limit is drawn first, so that working a change out can stop early.
+"""Simulated annealing of orders. The acceptance limit is drawn first, so that the evaluation of a move can stop early.
 
-Bounded by moves and deterministic under a seed; the cost of what comes out is never above that of what went in.
+The number of moves bounds it, a seed determines it, and the result never costs more than the start.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from qlm_planner.search.problem import Integers
 from qlm_planner.search.random_numbers import State, below, uniform
 
 COOLING = 1e-3
-"""The last temperature over the first."""
+"""Last temperature over the first."""
 RELOCATE_SHARE, TAILS_SHARE = 0.75, 0.1
-"""Of the moves: a block goes elsewhere; two queues exchange their tails. The others exchange two groups or two runs."""
+"""Shares of the moves that relocate a block, and that exchange the tails of two queues. Others exchange two groups or two runs."""
 RUN_SHARE = 0.2
-"""Of the blocks: a whole run; as many are the end of one, and half as many go across runs."""
+"""Share of the blocks that are a whole run; as many are the end of one, half as many cross runs."""
 CHECKS = 32
-"""The best orders so far are looked for so many times on the way."""
+"""Times at which the best orders so far are stored."""
 
 
 @compiled
 def anneal(
     packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int, moves: int, hot: float, chance: State
 ) -> tuple[NDArray[np.int64], Integers, float]:
-    """From valid orders, beginning at a temperature in the unit of the objective: the best orders seen and their cost."""
+    """Anneals valid orders from a temperature in the unit of the objective; returns the best orders and their cost."""
     plan = plan_of(packed, first, groups, capacity)
     cost = plan_cost(plan)
     best_first, best_groups, best = first, groups, cost
     if len(groups) == 0:
         return best_first, best_groups, best
-    # The groups of each model: all of them, and where each model begins.
+    # Groups sorted by model, and the first index of each model.
     of_model = np.argsort(packed.model, kind="mergesort").astype(np.int32)
     model_first = np.searchsorted(packed.model[of_model], np.arange(packed.swap.shape[1] + 1))
     one, other = empty_sketch(2 * capacity), empty_sketch(2 * capacity)

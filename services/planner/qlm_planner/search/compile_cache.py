@@ -1,12 +1,11 @@
-"""Compiling with numba, and where what was compiled is kept.
+"""Compiles with numba, and caches the compiled code.
 
-Numba's own cache does not see that a function in another module has changed, so the folder carries a digest of the solver's sources. It is
-below NUMBA_CACHE_DIR where that is set, else in the user's cache, else in a private folder of the system's temporary one; where none can be
-written (or another user owns it: what lies there is executed), nothing is kept and every process compiles anew.
+Numba's cache ignores changes in other modules, so the folder's name holds a digest of the solver's sources. It is below NUMBA_CACHE_DIR if
+set, else in the user's cache, else in a private folder of the system's temporary one. If none is writable (or another user owns it: its
+files are executed), every process compiles anew.
 
-Processes that write numba's cache at the same time can spoil it (numba's issue 4807), and each would take half a minute for the same work:
-so one compiles, and the others wait for what it leaves (`alone`). What is all there is loaded without waiting (`complete`): who holds the
-lock may have been stopped, or have next to no share of a core.
+Concurrent writers can damage numba's cache (numba issue 4807), and each compiles for half a minute: one process compiles, the others wait
+(`alone`). A complete cache is loaded without the lock (`complete`), whose holder may be stopped or starved.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Result = TypeVar("Result")
 
 
 def sources_digest(package: Path) -> str:
-    """Of all modules of a package."""
+    """Digest of a package's modules."""
     digest = hashlib.sha256()
     for path in sorted(package.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -39,10 +38,10 @@ def sources_digest(package: Path) -> str:
 
 
 def candidates() -> Iterator[Path]:
-    """Folders that may hold the cache, the best first."""
-    told = os.environ.get("NUMBA_CACHE_DIR")
-    if told:
-        yield Path(told)
+    """Folders for the cache, the best first."""
+    configured = os.environ.get("NUMBA_CACHE_DIR")
+    if configured:
+        yield Path(configured)
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # the user has no home
@@ -53,7 +52,7 @@ def candidates() -> Iterator[Path]:
 
 
 def usable(folder: Path) -> bool:
-    """Made where it is missing; ours alone to write, since what lies there is executed."""
+    """Creates a missing folder. Whether only this user can write it: its files are executed."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         state = folder.lstat()
@@ -69,26 +68,25 @@ def usable(folder: Path) -> bool:
 
 
 def cache_folder(package: Path) -> Path | None:
-    """None where nothing can be kept."""
+    """The folder of the cache; None if no folder is usable."""
     name = f"solver-{sources_digest(package)}"
     return next((base / name for base in candidates() if usable(base) and usable(base / name)), None)
 
 
 FOLDER = cache_folder(Path(__file__).parent)
 
-
 ALONE_WAIT_S = 180.0
-"""Compiling takes half a minute; who waited so long does it as well as it can."""
-_LOOK_S = 0.05
+"""Longest wait for another process that compiles, which takes half a minute; then this one compiles too."""
+_POLL_S = 0.05
 
 
 @contextlib.contextmanager
 def alone(folder: Path | None = FOLDER, wait_s: float = ALONE_WAIT_S) -> Iterator[bool]:
-    """While it is held, no other process holds it for the same folder; given back with the process at the latest. False where `wait_s`
-    went by or there is no folder to lock: then it holds nothing, and the caller goes on."""
+    """Holds the folder's lock against other processes, until the process ends at the latest. False, without the lock, after `wait_s` or
+    without a usable folder; the caller continues."""
     try:
         handle = None if folder is None else os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:  # a full disk, a folder that is gone: nothing can be kept either
+    except OSError:  # a full disk or a removed folder: the cache is not usable either
         handle = None
     if handle is None:
         yield False
@@ -107,13 +105,13 @@ def _locked(handle: int, wait_s: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= until_s:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         else:
             return True
 
 
 def complete(folder: Path | None = FOLDER) -> bool:
-    """Whether all that was there at the end of a warm-up still is: of this code, this Python and numba, for this processor."""
+    """Whether all files of a finished warm-up exist: of this code, this Python and numba, for this processor."""
     if folder is None:
         return False
     try:
@@ -124,40 +122,39 @@ def complete(folder: Path | None = FOLDER) -> bool:
 
 
 def mark_complete(folder: Path) -> None:
-    """To be called while it is held `alone`, with everything compiled."""
+    """Records the files of a finished warm-up. Needs the lock (`alone`)."""
     mark = _mark(folder)
     unfinished = mark.with_suffix(".new")
-    with contextlib.suppress(OSError):  # a full disk: the next ones wait for each other
+    with contextlib.suppress(OSError):  # a full disk: later processes wait for each other
         unfinished.write_text("".join(f"{path.relative_to(folder)}\n" for path in folder.glob("*/*.nb?")), encoding="utf-8")
         unfinished.replace(mark)
 
 
 def _mark(folder: Path) -> Path:
-    """By all that numba goes by where it looks for compiled code."""
+    """The record for everything that numba's cache depends on."""
     facts = (sys.version, numba.__version__, cpu_target.target_context.codegen().magic_tuple(), Path(__file__).resolve().parent)
     return folder / f"complete-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
 def compiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Compiles at the first call with arguments of some types, or loads what was compiled. Without the interpreter's lock."""
+    """Compiles at the first call for argument types, or loads the cached code. Releases the interpreter's lock."""
     return _compiled(function, counts=True)
 
 
 def lean(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """For what makes no arrays and returns none: without counting the references to those that it is handed, which costs more than a small
-    function does."""
+    """`compiled` for functions without new arrays: skips counting references to array arguments, which costs more than a small function."""
     return _compiled(function, counts=False)
 
 
 def _compiled(function: Callable[Arguments, Result], *, counts: bool) -> Callable[Arguments, Result]:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": counts}
     if FOLDER is None:
-        made: Callable[Arguments, Result] = numba.njit(**options)(function)
-        return made
+        uncached: Callable[Arguments, Result] = numba.njit(**options)(function)
+        return uncached
     settings: Any = config
     before, settings.CACHE_DIR = settings.CACHE_DIR, str(FOLDER)
     try:
-        kept: Callable[Arguments, Result] = numba.njit(cache=True, **options)(function)
-        return kept
+        cached: Callable[Arguments, Result] = numba.njit(cache=True, **options)(function)
+        return cached
     finally:
         settings.CACHE_DIR = before

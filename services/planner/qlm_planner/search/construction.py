@@ -1,4 +1,4 @@
-"""Orders without a search: a whole plan, for the annealing to begin with, and single groups put into orders that are there."""
+"""Orders without a search: a whole plan as the start of the annealing, and single groups inserted into orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qlm_planner.search.problem import Integers
 
 
 def constructed(packed: Packed) -> tuple[NDArray[np.int64], Integers]:
-    """By band and deadline, each group where it ends first by the means: where each queue begins, and the groups in order."""
+    """Orders by band and deadline, each group where it ends first by the means: the first index of each queue, and the groups."""
     return _construct(packed, np.lexsort((packed.group[:, DEADLINE], packed.band)).astype(np.int32))
 
 
@@ -28,7 +28,7 @@ def _construct(packed: Packed, turn: Integers) -> tuple[NDArray[np.int64], Integ
     heads = np.full(len(turn), -1, dtype=np.int32)
     for queue in range(queues):
         head = packed.head[queue]
-        # A head gives way to a higher band, which may come to this queue.
+        # A head is fixed unless a higher band waits, which may precede it.
         if head >= 0 and packed.serves[packed.kind[queue], head] and packed.band[head] == packed.band[turn[0]]:
             heads[head] = queue
     for seated in (True, False):
@@ -63,8 +63,8 @@ def _construct(packed: Packed, turn: Integers) -> tuple[NDArray[np.int64], Integ
 def inserted(
     packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int, new: Integers
 ) -> tuple[NDArray[np.int64], Integers]:
-    """Each of the groups in turn at its cheapest place (equal ones: the first queue, the last place). Those that no queue can serve are
-    left out."""
+    """Inserts each of `new` at its cheapest position (equal ones: the first queue, the last position). Leaves out groups that no queue can
+    serve."""
     plan = plan_of(packed, first, groups, capacity)
     sketch = empty_sketch(capacity + 1)
     for group in new:

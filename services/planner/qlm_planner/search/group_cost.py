@@ -1,7 +1,7 @@
-"""What a group costs where it stands (design, "The planner"), and how time goes on along a queue. Compiled; all else builds on it.
+"""The cost of a group at its position (design, "The planner"), and the opening of a queue. Compiled.
 
-What a request costs is worked out at four points of its group. These functions take numbers and single arrays, not the whole problem:
-handing that over costs more than they do.
+Lateness is computed at four points of a group. These functions take numbers and single arrays: passing the whole problem costs more than
+their work.
 """
 
 from __future__ import annotations
@@ -12,42 +12,23 @@ import numpy as np
 from scipy.special import ndtr
 
 from qlm_planner.cost.order_cost import FAR_S, VARIANCE_MIN
+from qlm_planner.search import packing
 from qlm_planner.search.compile_cache import lean
-from qlm_planner.search.packing import (
-    CLEAR_COST,
-    COMPLETION,
-    DEADLINE,
-    DRAIN_LEAD,
-    DRAIN_LEAD_VARIANCE,
-    LATE,
-    LEAD,
-    LEAD_VARIANCE,
-    LEAVE_COST,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SPREAD,
-    TARDINESS,
-    WORK,
-    WORK_VARIANCE,
-    WORK_WEIGHT,
-    Packed,
-)
+from qlm_planner.search.packing import Packed
 
 Z_MAX = 6.0
-"""Beyond this the normal is a step."""
+"""Beyond this the normal distribution is a step."""
 POINTS_PER_UNIT = 32
 _STEP = 1.0 / POINTS_PER_UNIT
 
 _Z = np.arange(-Z_MAX, Z_MAX + 1.5 * _STEP, _STEP)
 _DENSITY = np.exp(-0.5 * _Z * _Z) / math.sqrt(2.0 * math.pi)
 _TABLE = np.ascontiguousarray(np.stack((ndtr(_Z), _DENSITY * _STEP, _DENSITY + _Z * ndtr(_Z), ndtr(_Z) * _STEP), axis=1))
-"""At each point: both functions, and their slopes over one step."""
-
+"""At each point: both functions, and their slopes per step."""
 FIRST_SHARE = 0.125
 STEP_SHARE = 0.25
 POINTS = 4
-"""Points of a group at which lateness is worked out: its requests in four parts."""
+"""Points of a group at which lateness is computed, each for a quarter of its requests."""
 Z_MAX_SQUARED = Z_MAX * Z_MAX
 
 
@@ -61,7 +42,7 @@ def probability_and_excess(z: float) -> tuple[float, float]:
     place = (z + Z_MAX) * POINTS_PER_UNIT
     at = int(place)
     t = place - at
-    # The cubic with these values and slopes at both ends (Hermite).
+    # Cubic Hermite interpolation.
     later = t * t * (3.0 - 2.0 * t)
     leave = t * (1.0 - t) * (1.0 - t)
     reach = t * t * (t - 1.0)
@@ -72,9 +53,8 @@ def probability_and_excess(z: float) -> tuple[float, float]:
 
 @lean
 def lateness(gap_s: float, stretch_s: float, variance: float, work_variance: float) -> tuple[float, float]:
-    """P(late) and expected tardiness of a request, in the mean over the points of its group. `gap_s`: from the deadline of the first one to
-    its end; `stretch_s`: how much more that is for the last one; `variance`: of the first one's end, `work_variance`: what the last one has
-    beyond."""
+    """P(late) and expected tardiness of a request, averaged over the points of its group. `gap_s`: end less deadline of the first request;
+    `stretch_s`: its growth to the last one; `variance`: of the first end, `work_variance`: its growth to the last one."""
     first = gap_s + FIRST_SHARE * stretch_s
     last = gap_s + (1.0 - FIRST_SHARE) * stretch_s
     spread = Z_MAX_SQUARED * max(variance + work_variance, VARIANCE_MIN)
@@ -97,30 +77,34 @@ def lateness(gap_s: float, stretch_s: float, variance: float, work_variance: flo
 
 @lean
 def cost_from(packed: Packed, kind: int, group: int, start_s: float, variance: float) -> float:
-    """What a group costs on a kind where it starts then."""
+    """The cost of a group on a kind with a start."""
     on_kind, row, weights = packed.on_kind[kind, group], packed.group[group], packed.weights
-    reached_s, work_s = start_s + on_kind[OWN], on_kind[WORK]
-    gap_s = reached_s - row[DEADLINE]
-    late, tardiness_s = lateness(gap_s, work_s - row[SPREAD], variance + on_kind[OWN_VARIANCE], on_kind[WORK_VARIANCE])
-    each = weights[LATE] * late + weights[TARDINESS] * tardiness_s + weights[COMPLETION] * (reached_s + 0.5 * work_s)
-    return float(row[REQUESTS] * each)
+    reached_s, work_s = start_s + on_kind[packing.OWN], on_kind[packing.WORK]
+    gap_s = reached_s - row[packing.DEADLINE]
+    late, tardiness_s = lateness(
+        gap_s, work_s - row[packing.SPREAD], variance + on_kind[packing.OWN_VARIANCE], on_kind[packing.WORK_VARIANCE]
+    )
+    each = (
+        weights[packing.LATE] * late + weights[packing.TARDINESS] * tardiness_s + weights[packing.COMPLETION] * (reached_s + 0.5 * work_s)
+    )
+    return float(row[packing.REQUESTS] * each)
 
 
 @lean
 def opening(packed: Packed, queue: int, group: int) -> tuple[float, float, float, float, float, bool]:
-    """The group is first: when its first request starts, with the variance; when its run began (for the swap behind it); until when the
-    engine is busy with what it does now; the seconds of swapping; whether the batch is evicted, which it is where the group wins more
-    than that costs. (Agents refuse it for a batch that is more urgent.)"""
+    """Of the first group of a queue: its start and the variance; the begin of its run (for the next swap); the end of the running batch;
+    the seconds of swapping; whether the batch is evicted, which it is where the group gains more than the eviction costs. (Agents refuse it
+    for a more urgent batch.)"""
     row, model = packed.queue[queue], packed.model[group]
-    busy_s = row[DRAIN_LEAD]
+    busy_s = row[packing.DRAIN_LEAD]
     if model == packed.active[queue]:
-        return row[LEAD], row[LEAD_VARIANCE], 0.0, busy_s, 0.0, False
+        return row[packing.LEAD], row[packing.LEAD_VARIANCE], 0.0, busy_s, 0.0, False
     kind = packed.kind[queue]
     warm, swap = packed.warm[kind, model], packed.swap[queue, model]
     behind_s = busy_s + max(warm, swap - busy_s)
-    cleared_s, behind_variance = max(warm, swap), row[DRAIN_LEAD_VARIANCE]
-    if cleared_s < behind_s and row[CLEAR_COST] < FAR_S:
-        dearer = packed.weights[WORK_WEIGHT] * (cleared_s - (behind_s - busy_s)) + row[CLEAR_COST]
+    cleared_s, behind_variance = max(warm, swap), row[packing.DRAIN_LEAD_VARIANCE]
+    if cleared_s < behind_s and row[packing.CLEAR_COST] < FAR_S:
+        dearer = packed.weights[packing.WORK_WEIGHT] * (cleared_s - (behind_s - busy_s)) + row[packing.CLEAR_COST]
         saved = cost_from(packed, kind, group, behind_s, behind_variance) - cost_from(packed, kind, group, cleared_s, 0.0)
         if saved > dearer:
             return cleared_s, 0.0, cleared_s, 0.0, cleared_s, True
@@ -128,14 +112,13 @@ def opening(packed: Packed, queue: int, group: int) -> tuple[float, float, float
 
 
 @lean
-def front_cost(packed: Packed, queue: int, group: int, swap_s: float, gives_way: bool) -> float:
-    """What it costs to open the queue with the group, beside the group's own cost. The first load of an empty engine keeps nobody
-    waiting."""
+def front_cost(packed: Packed, queue: int, group: int, swap_s: float, evicts: bool) -> float:
+    """The cost of opening a queue with a group, without the group's own. The first load of an empty engine delays no request."""
     cost = 0.0
     if packed.active[queue] >= 0:
-        cost += packed.weights[WORK_WEIGHT] * swap_s
-    if gives_way:
-        cost += packed.queue[queue, CLEAR_COST]
+        cost += packed.weights[packing.WORK_WEIGHT] * swap_s
+    if evicts:
+        cost += packed.queue[queue, packing.CLEAR_COST]
     if packed.model[group] != packed.active[queue]:
-        cost += packed.queue[queue, LEAVE_COST]
+        cost += packed.queue[queue, packing.LEAVE_COST]
     return cost

@@ -1,6 +1,6 @@
-"""Changes of orders that the annealing tries: a block somewhere else, two groups in each other's place, two queues with each other's tails.
+"""Moves of the annealing: relocate a block, exchange two blocks, exchange the tails of two queues.
 
-Each draws until it fits (bands, instances that can serve, room) or gives up, and leaves one or two sketches.
+Each checks its constraints (bands, instances that can serve, room), and fills one or two sketches.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from qlm_planner.search.problem import Integers
 from qlm_planner.search.random_numbers import State, below, uniform
 
 BLOCK_MAX = 8
-"""Groups that move together at the most, but for whole runs."""
+"""Most groups of a block, except whole runs."""
 BESIDE_SHARE, DEADLINE_SHARE, ANYWHERE_SHARE = 0.4, 0.2, 0.08
-"""Of the places that are drawn: beside a group of the same model; in the order of deadlines; inside runs too. The others are between
-runs."""
+"""Shares of the positions drawn beside a group of the same model, by deadline, and anywhere. Others are between runs."""
 SAME_QUEUE_SHARE = 0.3
-"""Of the places that are not beside a group: on the queue that the group is on."""
+"""Share of the positions not beside a group that are on the group's own queue."""
 
 
 @lean
 def run_end(packed: Packed, plan: OrderState, queue: int, place: int) -> int:
-    """Behind the last group of the run that the place belongs to."""
+    """The position behind the run at a position."""
     model = packed.model[plan.order[queue, place]]
     end = place + 1
     while end < plan.size[queue] and packed.model[plan.order[queue, end]] == model:
@@ -43,7 +42,7 @@ def run_begin(packed: Packed, plan: OrderState, queue: int, place: int) -> int:
 
 @lean
 def in_band(packed: Packed, plan: OrderState, queue: int, place: int, low: int, high: int) -> int:
-    """The nearest place of the queue where a block from band `low` to `high` may stand; -1 for none."""
+    """The nearest position of a queue for a block from band `low` to `high`; -1 for none."""
     while place > 0 and packed.band[plan.order[queue, place - 1]] > low:
         place -= 1
     while place < plan.size[queue] and packed.band[plan.order[queue, place]] < high:
@@ -55,7 +54,7 @@ def in_band(packed: Packed, plan: OrderState, queue: int, place: int, low: int, 
 
 @lean
 def serves_all(packed: Packed, plan: OrderState, queue: int, begin: int, end: int, other: int) -> bool:
-    """The groups [begin, end) of a queue can be on another one."""
+    """Whether another queue can serve the groups [begin, end) of a queue."""
     kind = packed.kind[other]
     if kind == packed.kind[queue]:
         return True
@@ -67,7 +66,7 @@ def serves_all(packed: Packed, plan: OrderState, queue: int, begin: int, end: in
 
 @lean
 def by_deadline(packed: Packed, plan: OrderState, queue: int, group: int) -> int:
-    """In front of the first group of its band with a later deadline, or behind all of the band."""
+    """The position in front of the first group of its band with a later deadline, or behind the band."""
     place, band, deadline_s = 0, packed.band[group], packed.group[group, DEADLINE]
     while place < plan.size[queue]:
         other = plan.order[queue, place]
@@ -81,7 +80,7 @@ def by_deadline(packed: Packed, plan: OrderState, queue: int, group: int) -> int
 def drawn_place(
     packed: Packed, plan: OrderState, chance: State, group: int, of_model: Integers, model_first: NDArray[np.int64]
 ) -> tuple[int, int]:
-    """A queue and a place for a group, drawn: beside a group of its model, in the order of deadlines, or anywhere."""
+    """Draws a queue (-1 for none) and a position for a group: beside a group of its model, by deadline, or anywhere."""
     queues = len(plan.size)
     kind_of_place = uniform(chance)
     model = packed.model[group]
@@ -98,7 +97,7 @@ def drawn_place(
         place = below(chance, plan.size[queue] + 1)
     if kind_of_place > 1.0 - ANYWHERE_SHARE:
         return queue, place
-    # Inside a run of another model it would cost two swaps: to one of its ends.
+    # A position inside a run of another model costs two swaps: take one of the run's ends.
     if 0 < place < plan.size[queue]:
         there = packed.model[plan.order[queue, place]]
         if there != model and packed.model[plan.order[queue, place - 1]] == there:
@@ -108,7 +107,7 @@ def drawn_place(
 
 @lean
 def fill(sketch: Sketch, plan: OrderState, at: int, queue: int, begin: int, end: int) -> int:
-    """Groups [begin, end) of a queue into the sketch, from `at` on; where they end there."""
+    """Copies the groups [begin, end) of a queue into the sketch from `at`; returns the index behind them."""
     for place in range(begin, end):
         sketch.groups[at] = plan.order[queue, place]
         at += 1
@@ -124,7 +123,7 @@ def seal(sketch: Sketch, queue: int, begin: int, length: int, kept: int) -> None
 def sketch_block(
     packed: Packed, plan: OrderState, source: int, begin: int, end: int, target: int, place: int, one: Sketch, other: Sketch
 ) -> int:
-    """The block [begin, end) of a queue to a place of a queue (as it is now). How many queues change; 0 where it cannot be."""
+    """Sketches a block [begin, end) at a position of a queue (as it is now). Returns the number of changed queues; 0 if impossible."""
     order = plan.order
     if source != target and (plan.size[target] + end - begin > order.shape[1] or not serves_all(packed, plan, source, begin, end, target)):
         return 0
@@ -156,7 +155,7 @@ def sketch_block(
 
 @lean
 def fits_in_place(packed: Packed, plan: OrderState, queue: int, begin: int, end: int, low: int, high: int) -> bool:
-    """Groups from band `low` to `high` may stand in place of those at [begin, end)."""
+    """Whether groups from band `low` to `high` may replace those at [begin, end)."""
     if begin > 0 and packed.band[plan.order[queue, begin - 1]] > low:
         return False
     return bool(end >= plan.size[queue] or packed.band[plan.order[queue, end]] >= high)
@@ -166,7 +165,7 @@ def fits_in_place(packed: Packed, plan: OrderState, queue: int, begin: int, end:
 def sketch_exchange(
     packed: Packed, plan: OrderState, source: int, begin: int, end: int, target: int, place: int, stop: int, one: Sketch, other: Sketch
 ) -> int:
-    """The blocks [begin, end) of a queue and [place, stop) of a queue in each other's place."""
+    """Sketches an exchange of the blocks [begin, end) and [place, stop)."""
     band, order = packed.band, plan.order
     if source == target:
         if place < begin:
@@ -197,7 +196,7 @@ def sketch_exchange(
 
 @lean
 def sketch_tails(packed: Packed, plan: OrderState, source: int, begin: int, target: int, place: int, one: Sketch, other: Sketch) -> int:
-    """What follows in two queues, each behind the other's front."""
+    """Sketches an exchange of the tails of two queues."""
     order = plan.order
     of_source, of_target = plan.size[source] - begin, plan.size[target] - place
     if source == target or of_source + of_target == 0:

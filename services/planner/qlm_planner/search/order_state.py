@@ -1,4 +1,4 @@
-"""Orders being changed: each queue with the state in front of every place, so that a change costs what comes behind it at the most."""
+"""Orders under change: each queue with the state before every position, so that a change costs at most its tail."""
 
 from __future__ import annotations
 
@@ -7,32 +7,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qlm_planner.search import packing
 from qlm_planner.search.compile_cache import compiled, lean
 from qlm_planner.search.group_cost import front_cost, lateness, opening
-from qlm_planner.search.packing import (
-    COMPLETION,
-    DEADLINE,
-    DRAIN,
-    LATE,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SPREAD,
-    TARDINESS,
-    WORK,
-    WORK_VARIANCE,
-    WORK_WEIGHT,
-    Packed,
-)
+from qlm_planner.search.packing import Packed
 from qlm_planner.search.problem import Floats, Integers
 
 SAME_S = 1e-7
-"""States nearer than this are the same: sums in another order are not equal."""
+"""States nearer than this are equal: sums in another order differ."""
 
 
 class OrderState(NamedTuple):
-    """[Q, capacity]: `order`; [Q, capacity + 1], behind so many groups: `start_s`, `variance`, `run_s`, `cost`. [Q]: `size`, `busy_s`. [G]:
-    `queue_of`, `place_of` (-1 where it is on no queue)."""
+    """[Q, capacity]: `order`; [Q, capacity + 1], behind a number of groups: `start_s`, `variance`, `run_s`, `cost`. [Q]: `size`, `busy_s`.
+    [G]: `queue_of`, `place_of` (-1 for no queue)."""
 
     order: NDArray[np.int32]
     size: Integers
@@ -46,9 +33,8 @@ class OrderState(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """A queue with another end: from place `at[BEGIN]` on the `at[LENGTH]` groups of `groups`, of which the last `at[KEPT]` are the last
-    ones of the queue as it is. Filled by `walk`: the states behind each of the `at[WALKED]` groups that were worked out; behind these all
-    is as before."""
+    """A queue with a new tail: from `at[BEGIN]` the `at[LENGTH]` groups of `groups`, whose last `at[KEPT]` are the queue's last ones now.
+    `walk` fills the states behind the first `at[WALKED]` groups; later states are unchanged."""
 
     at: NDArray[np.int64]
     groups: Integers
@@ -77,7 +63,7 @@ def empty_sketch(size: int) -> Sketch:
 
 @compiled
 def plan_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int) -> OrderState:
-    """Orders that are valid, none longer than the capacity."""
+    """The state of valid orders, none longer than the capacity."""
     queues, size = len(first) - 1, len(packed.model)
     plan = OrderState(
         np.empty((queues, capacity), dtype=np.int32),
@@ -117,7 +103,7 @@ def plan_cost(plan: OrderState) -> float:
 
 @compiled
 def orders_in(order: NDArray[np.int32], size: Integers) -> tuple[NDArray[np.int64], Integers]:
-    """Orders in rows [Q, capacity] of so many groups each [Q], one behind the other."""
+    """Concatenates the rows of `order` [Q, capacity] with `size` groups each [Q]."""
     queues = len(size)
     first = np.zeros(queues + 1, dtype=np.int64)
     for queue in range(queues):
@@ -130,16 +116,15 @@ def orders_in(order: NDArray[np.int32], size: Integers) -> tuple[NDArray[np.int6
 
 @lean
 def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> float:
-    """What the queue costs more as sketched; infinite as soon as that is known to be more than the allowance: where the rest of the queue
-    is as it was and comes no earlier, it costs no less, but for the load behind it of which a longer run hides more. (That is so for means;
-    of groups that are late already, more variance makes fewer late.)"""
+    """The added cost of a sketch; infinite once it is known to exceed the allowance: an unchanged tail that starts no earlier costs no
+    less, except for the next load, which a longer run hides. (This holds for means; for late groups, more variance makes fewer late.)"""
     queue, begin, length = sketch.at[QUEUE], sketch.at[BEGIN], sketch.at[LENGTH]
     groups, starts, variances, runs, costs = sketch.groups, sketch.start_s, sketch.variance, sketch.run_s, sketch.cost
     size, kind = plan.size[queue], packed.kind[queue]
     was_start, was_variance, was_run, was_cost = plan.start_s[queue], plan.variance[queue], plan.run_s[queue], plan.cost[queue]
     on_kind, rows, models, swaps, warms = packed.on_kind[kind], packed.group, packed.model, packed.swap[queue], packed.warm[kind]
-    late_weight, tardiness_weight = packed.weights[LATE], packed.weights[TARDINESS]
-    work_weight, completion_weight = packed.weights[WORK_WEIGHT], packed.weights[COMPLETION]
+    late_weight, tardiness_weight = packed.weights[packing.LATE], packed.weights[packing.TARDINESS]
+    work_weight, completion_weight = packed.weights[packing.WORK_WEIGHT], packed.weights[packing.COMPLETION]
     total_before = queue_cost(plan, queue)
     most = total_before + allowance
     aligned_from = length - sketch.at[KEPT]
@@ -148,13 +133,13 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
     before_model, drain_s, drain_variance = -1, 0.0, 0.0
     if begin > 0:
         before = plan.order[queue, begin - 1]
-        before_model, drain_s, drain_variance = models[before], on_kind[before, DRAIN], on_kind[before, OWN_VARIANCE]
+        before_model, drain_s, drain_variance = models[before], on_kind[before, packing.DRAIN], on_kind[before, packing.OWN_VARIANCE]
     for number in range(length):
         group = groups[number]
         model = models[group]
         if before_model < 0:
-            start_s, variance, run_s, busy_s, swap_s, gives_way = opening(packed, queue, group)
-            total = front_cost(packed, queue, group, swap_s, gives_way)
+            start_s, variance, run_s, busy_s, swap_s, evicts = opening(packed, queue, group)
+            total = front_cost(packed, queue, group, swap_s, evicts)
         elif model != before_model:
             end_s = max(start_s + drain_s, busy_s)
             swap_s = max(warms[model], swaps[model] - (end_s - run_s))
@@ -162,13 +147,17 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
             variance += drain_variance
             total += work_weight * swap_s
         before_model = model
-        work_s, own_s = on_kind[group, WORK], on_kind[group, OWN]
-        drain_s, drain_variance, work_variance = on_kind[group, DRAIN], on_kind[group, OWN_VARIANCE], on_kind[group, WORK_VARIANCE]
+        work_s, own_s = on_kind[group, packing.WORK], on_kind[group, packing.OWN]
+        drain_s, drain_variance, work_variance = (
+            on_kind[group, packing.DRAIN],
+            on_kind[group, packing.OWN_VARIANCE],
+            on_kind[group, packing.WORK_VARIANCE],
+        )
         late, tardiness_s = lateness(
-            start_s + own_s - rows[group, DEADLINE], work_s - rows[group, SPREAD], variance + drain_variance, work_variance
+            start_s + own_s - rows[group, packing.DEADLINE], work_s - rows[group, packing.SPREAD], variance + drain_variance, work_variance
         )
         completion_s = start_s + own_s + 0.5 * work_s
-        total += rows[group, REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s + completion_weight * completion_s)
+        total += rows[group, packing.REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s + completion_weight * completion_s)
         start_s += work_s
         variance += work_variance
         if total > most:
@@ -193,7 +182,7 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
 
 @lean
 def commit(plan: OrderState, sketch: Sketch) -> None:
-    """The queue is as sketched (and walked)."""
+    """Applies a walked sketch to its queue."""
     queue, begin, length, walked = sketch.at[QUEUE], sketch.at[BEGIN], sketch.at[LENGTH], sketch.at[WALKED]
     more = 0.0
     if walked < length:

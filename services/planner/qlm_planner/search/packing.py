@@ -1,4 +1,4 @@
-"""A problem as the compiled functions take it: what is read together lies together."""
+"""A problem as the compiled functions read it: adjacent figures in adjacent memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qlm_planner.search.problem import Booleans, Floats, Integers, Problem
 (WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN) = range(5)
 """Columns of a group on a kind."""
 (REQUESTS, DEADLINE, SPREAD) = range(3)
-"""Columns of a group: requests by their weight; the deadline of the first and what lies between that and the last."""
+"""Columns of a group: weighted requests; the first deadline, and the spread to the last."""
 (LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR_COST, LEAVE_COST) = range(6)
 """Columns of a queue."""
 (LATE, TARDINESS, WORK_WEIGHT, COMPLETION) = range(4)
@@ -38,7 +38,7 @@ class Packed(NamedTuple):
 
 
 def packed(problem: Problem) -> Packed:
-    """Arrays of its own: the solver may be in a thread while the problem is taken apart."""
+    """Packs a problem into arrays of its own, for another thread."""
     weights = problem.weights
     on_kind = np.stack((problem.work_s, problem.work_variance, problem.own_s, problem.own_variance, problem.drain_s), axis=2)
     swap_s = np.maximum(problem.cold_s, problem.warm_s)

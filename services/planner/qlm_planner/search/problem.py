@@ -1,7 +1,7 @@
-"""A planning problem as arrays, the orders that answer it, and what they cost: all that the solver knows of the world.
+"""A planning problem as arrays, its orders and their costs: the whole input and output of the solver.
 
-The cost model is that of `qlm_planner.cost.order_cost`: within a run (groups of one model in a row) prefix sums of work; between
-runs the drain of the one before and the swap, which is warmed meanwhile; in front what the engine does now.
+The cost model is `qlm_planner.cost.order_cost`: within a run (consecutive groups of one model) prefix sums of work; between runs the drain
+and the swap, warmed during the run; the running requests in front.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ GROUPS_MAX = 1_000_000
 
 
 class ProblemError(QlmError):
-    """A problem, or an order for it, that makes no sense; the message names the field."""
+    """An invalid problem, or invalid orders; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Of the objective, as in `qlm_planner.policy`."""
+    """Weights of the objective, as in `qlm_planner.policy`."""
 
     late: float = 1000.0
     tardiness: float = 1.0
@@ -44,19 +44,18 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """G groups, Q queues, M models, K kinds of instances (equal terms). Times: seconds from now. An order is valid when bands never fall
-    along a queue. Raises ProblemError.
+    """G groups, Q queues, M models, K kinds of instances (equal figures). Times: seconds from now. In valid orders bands never fall along a
+    queue. Raises ProblemError.
 
-    Groups [G]: `model` (0..M-1), `band` (lower first), `count` (requests that wait), `deadline_s` (of the first request; infinite for
-    none), `spread_s` (last deadline - first deadline), `slo_s` (infinite for none), `weight` (of a late request and of a request-second).
+    Groups [G]: `model` (0..M-1), `band` (lower first), `count` (waiting requests), `deadline_s` (of the first request; infinite for none),
+    `spread_s` (last deadline - first deadline), `slo_s` (infinite for none), `weight` (of a late request and of a request-second).
     Kinds [K, G]: `work_s`, `work_variance` (engine time of all its requests in a run of its model; infinite where the kind cannot serve
-    it), `own_s`, `own_variance` (from a request's start to what its SLO bounds), `drain_s` (from its last start to its last end).
-    Kinds [K, M]: `cold_s`, `warm_s` (to make the model the active one, from disk and from host memory).
-    Queues [Q]: `kind`; `active` (model, -1 for none); `lead_s`, `lead_variance` (until a new request of the active model would start);
-    `drain_lead_s`, `drain_lead_variance` (until all that runs has ended); `head` (the group that is served now, -1 for none); `clear_cost`
-    (in the unit of the objective, of evicting the running batch for another model; infinite where it cannot be evicted);
-    `leave_cost` (of serving another model than the active one first). [Q, M]: `warm` (models in host memory).
-    """
+    it), `own_s`, `own_variance` (from a request's start to the event that its SLO bounds), `drain_s` (from its last start to its last end).
+    Kinds [K, M]: `cold_s`, `warm_s` (to activate the model, from disk and from host memory).
+    Queues [Q]: `kind`; `active` (model, -1 for none); `lead_s`, `lead_variance` (until a new request of the active model starts);
+    `drain_lead_s`, `drain_lead_variance` (until all running requests have ended); `head` (the group served now, -1 for none);
+    `clear_cost` (of evicting the running batch for another model; infinite if impossible), `leave_cost` (of serving another model before
+    the active one), in the unit of the objective. [Q, M]: `warm` (models in host memory)."""
 
     model: Integers
     band: Integers
@@ -142,7 +141,7 @@ FIELDS: dict[str, tuple[str, float, bool]] = {
     "clear_cost": ("q", 0.0, True),
     "leave_cost": ("q", 0.0, False),
 }
-"""By field: the letters of its shape, the least value, and whether it may be infinite. A group goes on a kind only where all is finite."""
+"""Field -> letters of its shape, least value, may be infinite. A kind serves a group only where all its figures are finite."""
 
 
 def _check(name: str, values: NDArray[np.float64], shape: tuple[int, ...], low: float, infinite: bool) -> None:
@@ -177,7 +176,7 @@ class Orders:
         return [self.groups[begin:end].tolist() for begin, end in zip(self.first[:-1], self.first[1:], strict=True)]
 
     def checked(self, problem: Problem) -> Orders:
-        """Raises ProblemError where it does not fit the problem. Bands are not looked at."""
+        """These orders. Raises ProblemError if they do not fit the problem. Bands are not checked."""
         if self.first.shape != (problem.queues + 1,) or self.first[0] != 0 or self.first[-1] != self.groups.size:
             raise ProblemError(f"first: must rise from 0 to {self.groups.size} over {problem.queues} queues")
         if (np.diff(self.first) < 0).any():
@@ -192,8 +191,8 @@ class Orders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Of all queues. `late`, `tardiness_s`, `completion_s`: expected, each request by its weight. `swap_s`: without the first load of an
-    empty engine. `redo_cost`: of what gives way; `missed_cost`: of models that are missed. `total`: the objective."""
+    """Costs of all queues. `late`, `tardiness_s`, `completion_s`: expected, weighted. `swap_s`: without the first load of an empty engine.
+    `redo_cost`: of evictions; `missed_cost`: of absent models. `total`: the objective."""
 
     late: float = 0.0
     tardiness_s: float = 0.0
@@ -207,7 +206,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
-    """`rule`: what made the orders, for people."""
+    """`rule` made the orders; for people."""
 
     orders: Orders
     cost: Costs

@@ -1,4 +1,4 @@
-"""Random numbers of the annealing: xorshift64*, the same on every machine for a seed."""
+"""Pseudo-random numbers of the annealing: xorshift64*, the same on every machine for a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ State = NDArray[np.uint64]
 
 
 def chance_of(seed: int) -> State:
-    """Seeds near each other give streams that have nothing in common (splitmix64)."""
+    """The first state of a seed; adjacent seeds give independent streams (splitmix64)."""
     mixed = (seed + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
@@ -20,7 +20,7 @@ def chance_of(seed: int) -> State:
 
 @lean
 def uniform(state: State) -> float:
-    """In [0, 1)."""
+    """A number in [0, 1)."""
     value = state[0]
     value ^= value >> np.uint64(12)
     value ^= value << np.uint64(25)
@@ -31,5 +31,5 @@ def uniform(state: State) -> float:
 
 @lean
 def below(state: State, bound: int) -> int:
-    """0 to bound - 1."""
+    """A number from 0 to bound - 1."""
     return int(uniform(state) * bound)

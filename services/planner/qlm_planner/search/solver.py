@@ -1,10 +1,11 @@
-"""The solver as others call it: evaluate, construct, improve, solve. Deterministic; bounded by moves, never by time."""
+"""The solver's functions: evaluate, construct, improve, solve. Deterministic; bounded by moves, never by time."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,27 +15,27 @@ from qlm_planner.search.annealing import anneal
 from qlm_planner.search.compile_cache import FOLDER, alone, complete, mark_complete
 from qlm_planner.search.construction import constructed, inserted
 from qlm_planner.search.packing import DEADLINE, DRAIN, OWN, OWN_VARIANCE, REQUESTS, SPREAD, WORK, WORK_VARIANCE, Packed, packed
-from qlm_planner.search.problem import Costs, Floats, Integers, Orders, Problem, ProblemError, Solution, Weights
+from qlm_planner.search.problem import FIELDS, Costs, Floats, Integers, Orders, Problem, ProblemError, Solution, Weights
 from qlm_planner.search.random_numbers import chance_of
 
 SPARE = 64
-"""Places of a queue beyond what it needs, at least; beyond twice the mean too."""
+"""Least positions of a queue beyond its need, and beyond CAPACITY_FACTOR times the mean."""
 CAPACITY_FACTOR = 4
 HOT_MAX = 0.3
-"""First temperature of a full annealing at the most, over what a group costs that is late. Fewer moves a group begin colder: from hot they
-would not come back."""
+"""Highest first temperature of an annealing, over the cost of a late group. Few moves a group start colder: hot orders would not
+recover."""
 HOT_AT = 0.002
 HOT_MOVES = 40.0
-"""So hot with so many moves a group, and with their square."""
+"""First temperature HOT_AT for HOT_MOVES moves a group; it grows with their square."""
 MILD = 0.001
-"""The same of a repair."""
+"""First temperature of a repair."""
 MEAN_COSTS_MAX = 10.0
-"""What a late group costs counts as so many mean costs of a group at the most: where nobody can be late, lateness is no measure."""
+"""Most mean costs of a group that the cost of a late one counts as: where no group can be late, lateness is no measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Work:
-    """A problem and its packed form, so that this is done once."""
+    """A problem and its packed form."""
 
     problem: Problem
     packed: Packed
@@ -54,7 +55,7 @@ class _Work:
         return max(1, min(size, max(longest + more, CAPACITY_FACTOR * size // self.problem.queues) + SPARE))
 
     def annealed(self, start: Solution, moves: int, hot: float, seed: int, rule: str) -> Solution:
-        """From a temperature of so much of what a late group costs."""
+        """Anneals from a temperature `hot`, over the cost of a late group."""
         orders = start.orders
         if moves <= 0 or not orders.groups.size:
             return start
@@ -68,7 +69,7 @@ class _Work:
 
 
 def evaluate(problem: Problem, orders: Orders) -> Costs:
-    """Raises ProblemError for orders that do not fit, or have a group where it cannot be served."""
+    """The cost of orders. Raises ProblemError if they do not fit, or have a group where it cannot be served."""
     work = _Work.of(problem)
     orders.checked(problem)
     kinds = np.repeat(work.packed.kind, np.diff(orders.first))
@@ -78,21 +79,21 @@ def evaluate(problem: Problem, orders: Orders) -> Costs:
 
 
 def group_lateness(problem: Problem, orders: Orders) -> Floats:
-    """Shares of requests that are expected to be late, and by how many seconds the latest of them is on average (below 0: early), of each
-    group [G, 2]. Groups on no queue, or on one that cannot serve them, are late for ever. Raises ProblemError if orders do not fit."""
+    """Of each group [G, 2] the expected share of late requests, and the mean delay of the latest in seconds (below 0: early). Groups on no
+    queue, or on one that cannot serve them, have an infinite delay. Raises ProblemError for orders that do not fit."""
     work = _Work.of(problem)
     return _evaluated(work.packed, *_served(work, orders), problem.weights)[1]
 
 
 def construct(problem: Problem) -> Solution:
-    """Earliest deadline first, each group where it ends first: where annealing begins, and what to compare with."""
+    """Earliest deadline first, each group where it ends first: the start of annealing, and a baseline."""
     work = _Work.of(problem)
     return work.solved(*constructed(work.packed), "edf")
 
 
 def improve(problem: Problem, orders: Orders, *, moves: int, seed: int, hot: float = MILD) -> Solution:
-    """Anneals from orders that are there. What they break is mended first: bands are sorted, groups that cannot be served where they are,
-    or are on no queue, come to their best place. `hot`: the first temperature, over what a group costs that is late."""
+    """Anneals present orders, repaired first: bands are sorted, misplaced and missing groups are inserted at their cheapest position.
+    `hot`: the first temperature, over the cost of a late group."""
     work = _Work.of(problem)
     start = _mended(work, orders)
     return work.annealed(start, moves, hot, seed, "improved")
@@ -107,7 +108,7 @@ def solve(problem: Problem, *, moves: int, seed: int) -> Solution:
 
 
 def warm_up() -> float:
-    """Loads all of it from the cache, or compiles it, one process at a time; returns the seconds that took."""
+    """Loads all compiled code from the cache, or compiles it, one process at a time; returns the seconds taken."""
     began_s = time.perf_counter()
     if complete():
         _use_all()
@@ -120,8 +121,7 @@ def warm_up() -> float:
 
 
 def _evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, weights: Weights) -> tuple[Costs, Floats]:
-    """The cost of orders that fit and are valid, with no group where it cannot be served; and of each group [G, 2] the share of its
-    requests that is expected to be late, and by how many seconds the latest is on average. Groups on no queue are late for ever."""
+    """The cost of valid orders, and `group_lateness` of them [G, 2]."""
     queue = np.arange(len(packed.kind)).repeat(np.diff(first))
     model = packed.model[groups]
     rows = np.zeros((of.GROUP_ROWS, len(groups)))
@@ -139,7 +139,7 @@ def _evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, weigh
 
 
 def _served(work: _Work, orders: Orders) -> tuple[NDArray[np.int64], Integers]:
-    """Orders without the groups that cannot be served where they are."""
+    """Orders without misplaced groups."""
     orders.checked(work.problem)
     queue = np.repeat(np.arange(work.problem.queues), np.diff(orders.first))
     groups = orders.groups.astype(np.int32)
@@ -148,7 +148,7 @@ def _served(work: _Work, orders: Orders) -> tuple[NDArray[np.int64], Integers]:
 
 
 def _mended(work: _Work, orders: Orders) -> Solution:
-    """Valid orders of all groups that can be served."""
+    """Valid orders of all servable groups."""
     problem = work.problem
     first, groups = _served(work, orders)
     queue = np.repeat(np.arange(problem.queues), np.diff(first))
@@ -163,40 +163,24 @@ def _mended(work: _Work, orders: Orders) -> Solution:
 
 def _use_all() -> None:
     problem = _tiny()
-    solved = solve(problem, moves=40, seed=0)
-    evaluate(problem, solved.orders)
-    left = Orders.of([[group for group in queue if group] for queue in solved.orders.lists()])
+    found = solve(problem, moves=40, seed=0)
+    evaluate(problem, found.orders)
+    left = Orders.of([[group for group in queue if group] for queue in found.orders.lists()])
     improve(problem, left, moves=4, seed=0)
 
 
 def _tiny() -> Problem:
-    """Two queues, three groups: every branch is compiled in any case."""
-    groups, queues, models = 3, 2, 2
-    each = np.ones(groups)
-    one = np.ones((1, groups))
-    return Problem(
-        model=np.array([0, 1, 0], dtype=np.int32),
-        band=np.zeros(groups, dtype=np.int32),
-        count=each,
-        deadline_s=np.array([1.0, 2.0, math.inf]),
-        spread_s=0.0 * each,
-        slo_s=each,
-        weight=each,
-        work_s=one,
-        work_variance=one,
-        own_s=one,
-        own_variance=one,
-        drain_s=one,
-        cold_s=np.ones((1, models)),
-        warm_s=np.ones((1, models)),
-        kind=np.zeros(queues, dtype=np.int32),
-        active=np.array([0, -1], dtype=np.int32),
-        lead_s=np.zeros(queues),
-        lead_variance=np.zeros(queues),
-        drain_lead_s=np.zeros(queues),
-        drain_lead_variance=np.zeros(queues),
-        warm=np.zeros((queues, models), dtype=np.bool_),
-        head=np.array([0, -1], dtype=np.int32),
-        clear_cost=np.full(queues, math.inf),
-        leave_cost=np.zeros(queues),
-    )
+    """Two queues, three groups: enough for the types of every compiled function."""
+    sizes = {"g": 3, "q": 2, "m": 2, "k": 1}
+    arrays: dict[str, Any] = {name: np.ones([sizes[each] for each in shape]) for name, (shape, _, _) in FIELDS.items()}
+    arrays |= {
+        "model": np.array([0, 1, 0], dtype=np.int32),
+        "band": np.zeros(3, dtype=np.int32),
+        "deadline_s": np.array([1.0, 2.0, math.inf]),
+        "kind": np.zeros(2, dtype=np.int32),
+        "active": np.array([0, -1], dtype=np.int32),
+        "warm": np.zeros((2, 2), dtype=np.bool_),
+        "head": np.array([0, -1], dtype=np.int32),
+        "clear_cost": np.full(2, math.inf),
+    }
+    return Problem(**arrays)

@@ -1,4 +1,4 @@
-"""One term as the leader: the machine, its inbox, and the calls that it makes."""
+"""One term as the leader: the machine, its inbox, and its calls."""
 
 from __future__ import annotations
 
@@ -30,34 +30,26 @@ from qlm_queue.port import Queue
 
 TICK_MAX_S = 1.0
 """Longest time between two steps."""
-
 REPAIR_EVERY_S = 60.0
 REPAIR_SHARE = 0.02
-"""All records are looked at so often, and for this share of the time at the most."""
-
+"""Period of the check of all records, and its largest share of the time."""
 THREAD_GROUPS = 200
-"""From so many open groups on, steps and pictures of the plan are made in a thread, so that renewals and RPCs go on meanwhile. With a slow
-policy all steps are."""
-
+"""Open groups from which steps and plan views run in a thread, so that renewals and RPCs continue. With a slow policy all steps do."""
 SPANS_AT_ONCE = 50
-"""Spans made before others have their turn."""
-
+"""Spans created before other tasks run."""
 UNTRACED_MAX = 16
-"""Calls whose placements wait for their spans; with more, the next decision waits for them."""
-
+"""Most calls whose placements wait for their spans; beyond it the next decision waits."""
 Placed = tuple[list[Placement], float]
 """(requests placed by one call, seconds of the queue's clock)."""
-
 Submit = Callable[[Solve, Callable[[Solved | SolveFailed], None]], None]
-"""Gives a job to the solver, which tells the answer later, once or never."""
-
+"""Submits a job to the solver, which calls back at most once."""
 Replanned = tuple[int, int]
 """(plan version, groups moved)."""
 
 
 class Leadership:
-    """Runs from the election to the loss of the lease or to the stop of the process. `changed`: set when the plan or the advice has
-    changed; whoever waits clears it."""
+    """Runs from the election to the loss of the lease or the stop of the process. `changed`: set when the plan or the advice has changed;
+    the waiting task clears it."""
 
     def __init__(
         self,
@@ -86,14 +78,14 @@ class Leadership:
         self._metrics = metrics
         self._tracer = tracer
         self.machine = PlannerMachine(policy, keeper.lease.fence, now_s())
-        # Answers to calls and profiles always find room; what comes from outside is refused when the inbox is full.
+        # Answers to calls and profiles are always accepted; outside events are refused when the inbox is full.
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._inbox_max = inbox_max
         self._turn = asyncio.Lock()
         self.changed = asyncio.Event()
         self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics.show_advice, self.changed)
-        self._asks: dict[int, asyncio.Future[Replanned]] = {}
-        self._ask_numbers = itertools.count(1)
+        self._replans: dict[int, asyncio.Future[Replanned]] = {}
+        self._replan_numbers = itertools.count(1)
         self._incarnations: frozenset[str] = frozenset()
         self._untraced: asyncio.Queue[Placed] = asyncio.Queue(UNTRACED_MAX)
         self.caught_up = asyncio.Event()
@@ -105,7 +97,7 @@ class Leadership:
         return self.machine.board.plan_version
 
     def knows(self, incarnation: str) -> bool:
-        """Whether it was registered at the last reading of the queue."""
+        """Whether an incarnation was registered at the last overview."""
         return incarnation in self._incarnations
 
     async def plan(self) -> PlanView:
@@ -119,22 +111,22 @@ class Leadership:
         machine = self.machine
         return question_of(machine.board, machine.changes.table, machine.demand, self._now_s()) if machine.ready else None
 
-    def tell(self, event: Event) -> None:
-        """Hands an event from outside to the machine. Raises Unavailable where too many wait."""
+    def submit(self, event: Event) -> None:
+        """Queues an outside event for the machine. Raises Unavailable if too many wait."""
         if self._inbox.qsize() >= self._inbox_max:
-            raise Unavailable("the planner has too much to do", details={"retry_after_s": "1"})
+            raise Unavailable("the planner is overloaded", details={"retry_after_s": "1"})
         self._inbox.put_nowait(event)
 
     async def replan(self) -> Replanned:
-        """Orders all groups anew; returns when that is applied. Raises Unavailable as `tell`, and LeaseLost at the end of the term."""
-        ask = next(self._ask_numbers)
+        """Orders all groups anew; returns when that is applied. Raises Unavailable as `submit`, and LeaseLost at the end of the term."""
+        number = next(self._replan_numbers)
         answer: asyncio.Future[Replanned] = asyncio.get_running_loop().create_future()
-        self._asks[ask] = answer
+        self._replans[number] = answer
         try:
-            self.tell(ReplanAsked(ask=ask))
+            self.submit(ReplanAsked(ask=number))
             return await answer
         finally:
-            del self._asks[ask]
+            del self._replans[number]
 
     # The term ---------------------------------------------------------------------------------------------------------
 
@@ -146,7 +138,7 @@ class Leadership:
                 tasks.create_task(self._watch_lease(), name="planner-lease")
                 tasks.create_task(self._read_profiles(), name="planner-profiles")
                 tasks.create_task(self._trace_placements(), name="planner-spans")
-                tasks.create_task(self._look_for_damage(), name="planner-repairs")
+                tasks.create_task(self._repair_damage(), name="planner-repairs")
                 tasks.create_task(self.advice.run(), name="planner-advice")
                 tasks.create_task(self._decide(tasks), name="planner-decide")
         except BaseExceptionGroup as group:
@@ -159,16 +151,16 @@ class Leadership:
             self._metrics.standby()
             while not self._untraced.empty():
                 trace_placements(self._tracer, *self._untraced.get_nowait())
-            for answer in self._asks.values():
+            for answer in self._replans.values():
                 if not answer.done():
-                    answer.set_exception(LeaseLost("the planner stopped leading"))
+                    answer.set_exception(LeaseLost("the planner no longer leads"))
 
     async def _watch_lease(self) -> None:
         await self._keeper.lost.wait()
         raise LeaseLost("the planner's lease is lost")
 
     async def _read_profiles(self) -> None:
-        """The shipped profiles at once, then those that the estimator publishes, as they change."""
+        """Reads the shipped profiles at once, then those that the estimator publishes."""
         version = unreadable = -1
         while True:
             found = -1
@@ -187,11 +179,11 @@ class Leadership:
                     self._inbox.put_nowait(ProfilesRead(catalogue=self._catalogue, profiles=profiles))
             await asyncio.sleep(self._profiles_every_s)
 
-    async def _look_for_damage(self) -> None:
-        """Mends what makes no call fail: a request that is in no group waits for ever."""
-        took_s = 0.0
+    async def _repair_damage(self) -> None:
+        """Repairs records that fail no call: a request in no group would wait without end."""
+        repair_s = 0.0
         while True:
-            await asyncio.sleep(max(REPAIR_EVERY_S, took_s / REPAIR_SHARE))
+            await asyncio.sleep(max(REPAIR_EVERY_S, repair_s / REPAIR_SHARE))
             began_s = time.monotonic()
             try:
                 found = await self._queue.repair(True)
@@ -200,7 +192,7 @@ class Leadership:
             else:
                 log_damage(found)
                 self._metrics.damaged.inc(len(found))
-            took_s = time.monotonic() - began_s
+            repair_s = time.monotonic() - began_s
 
     async def _decide(self, tasks: asyncio.TaskGroup) -> None:
         event: Event = Tick()
@@ -230,7 +222,7 @@ class Leadership:
         now_s = self._now_s()
         groups = self.machine.board.open_groups
         if isinstance(event, OverviewRead):
-            groups = max(groups, len(event.snapshot.groups))  # the first one of a term brings them all
+            groups = max(groups, len(event.snapshot.groups))  # the first overview of a term adds all groups
         baseline = self.machine.baseline
         if groups >= THREAD_GROUPS or (baseline is not None and baseline.slow):
             effects = await asyncio.to_thread(self.machine.step, now_s, event)
@@ -249,8 +241,8 @@ class Leadership:
         match effect:
             case PlanChanged(plan_version=version, replans=replans):
                 self.changed.set()
-                for ask, moved in replans.items():
-                    answer = self._asks.get(ask)
+                for number, moved in replans.items():
+                    answer = self._replans.get(number)
                     if answer is not None and not answer.done():
                         answer.set_result((version, moved))
             case PlanApplied():
@@ -287,7 +279,7 @@ class Leadership:
         return placed, placed_s
 
     async def _trace_placements(self) -> None:
-        """Spans cost more than the decision: they are made beside the calls, a few at a time, so that no answer waits for them."""
+        """Creates spans beside the calls, a few at a time: they cost more than the decision, and no answer may wait for them."""
         while True:
             placed, placed_s = await self._untraced.get()
             for at in range(0, len(placed), SPANS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""The planner process: waits for the lease as a standby, leads while it holds it, and goes back to waiting when it loses it."""
+"""The planner process: waits for the lease as a standby, leads while it holds it, and waits again after its loss."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from qlm_queue.values import PLANNER_ROLE
 
 SERVICE_NAME = "qlm.api.v1.Planner"
 
-assert values.BATCH_MAX == BATCH_MAX, "the machine fills calls of the size that the queue takes"
+assert values.BATCH_MAX == BATCH_MAX, "the machine's calls have the queue's size"
 
 
 class PlannerShell:
-    """Built in `__main__`; `run` once. `queue` is not started."""
+    """Created in `__main__`; `run` once. `queue` is not started."""
 
     def __init__(self, config: PlannerConfig, queue: Queue, metrics: PlannerMetrics, provider: TracerProvider) -> None:
         self._config = config
@@ -53,23 +53,23 @@ class PlannerShell:
 
     @property
     def address(self) -> str:
-        """What others dial; once it is `ready`."""
+        """Address for clients, once `ready`."""
         return self._config.planner.advertise or self._server.address
 
     @property
     def term(self) -> Leadership | None:
-        """The term that runs, None on a standby."""
+        """The present term, None on a standby."""
         return self._term
 
     async def run(self, stop: asyncio.Event, metrics_port: int = 0) -> None:
-        """Until `stop` is set. Raises ConfigError where it cannot listen. `metrics_port`: for the `ready` log line."""
+        """Runs until `stop` is set. Raises ConfigError if it cannot listen. `metrics_port`: for the log event `ready`."""
         await self._server.start()
         try:
-            # A standby's is warm too: it takes over with all it needs.
+            # A standby's solver is warm too, for a quick takeover.
             self.solver.start()
             if not await reach_queue(self._queue, self._clock, stop):
                 return
-            # A standby serves too: it answers who leads, and takes over.
+            # A standby serves too: it answers with the leader's address.
             await self._server.set_serving(True)
             structlog.get_logger().info("ready", address=self.address, metrics_port=metrics_port)
             self.ready.set()
@@ -103,7 +103,7 @@ class PlannerShell:
                 structlog.get_logger().warning("planner_leads_no_more", fence=keeper.lease.fence, renewed_before_s=unrenewed_s)
 
     async def _lead(self, keeper: LeaseKeeper) -> None:
-        """One term. Gives the lease back when the process stops, so that a standby need not wait for it to expire."""
+        """Runs one term. Releases the lease at a stop, so that a standby need not wait for its expiry."""
         try:
             term = Leadership(
                 self._queue,

@@ -1,4 +1,4 @@
-"""The gRPC service `Planner`: answered by the leader, refused by a standby with the leader's address."""
+"""The gRPC service `Planner`: the leader answers, a standby refuses with the leader's address."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,19}")
 
 
 class Watchers:
-    """Those who watch the plan, at most `watchers_max`. Each has room for one plan that it has not taken yet: a slow one skips to the
-    newest."""
+    """Watchers of the plan, at most `watchers_max`. Each buffers one plan: a slow one skips to the newest."""
 
     def __init__(self, watchers_max: int) -> None:
         self._most = watchers_max
@@ -39,9 +38,9 @@ class Watchers:
 
     @contextmanager
     def watch(self) -> Iterator[AsyncIterator[planner_pb2.Plan]]:
-        """Plans as they come, until `end`. Raises Unavailable where too many watch."""
+        """Yields plans until `end`. Raises Unavailable if too many watch."""
         if len(self._rooms) >= self._most:
-            raise Unavailable(f"{self._most} watch the plan already", details={"retry_after_s": "5"})
+            raise Unavailable(f"{self._most} clients watch the plan already", details={"retry_after_s": "5"})
         room: asyncio.Queue[planner_pb2.Plan | None] = asyncio.Queue(maxsize=1)
         self._rooms.append(room)
         try:
@@ -54,7 +53,7 @@ class Watchers:
             _replace(room, plan)
 
     def end(self) -> None:
-        """This process leads no more."""
+        """Ends all watches: this process leads no more."""
         for room in self._rooms:
             _replace(room, None)
 
@@ -71,7 +70,7 @@ def _replace(room: asyncio.Queue[planner_pb2.Plan | None], plan: planner_pb2.Pla
 
 
 class PlannerService(planner_pb2_grpc.PlannerServicer):
-    """`leadership`: the term that runs, None on a standby. `leader_address`: asks the queue who leads."""
+    """`leadership`: the present term, None on a standby. `leader_address`: reads the leader's address from the queue."""
 
     def __init__(
         self, leadership: Callable[[], Leadership | None], leader_address: Callable[[], Awaitable[str]], watchers: Watchers
@@ -90,9 +89,9 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
             raise InvalidRequest(str(error), details={"field": "instance", "rule": str(error)}) from error
         _check_incarnation("instance.incarnation", facts.incarnation)
         if instance_of(facts.incarnation) != facts.name:
-            rule = "the incarnation is that of the instance"
+            rule = "must be an incarnation of the instance"
             raise InvalidRequest(f"instance.incarnation: {rule}", details={"field": "instance.incarnation", "rule": rule})
-        term.tell(InstanceAnnounced(facts=facts))
+        term.submit(InstanceAnnounced(facts=facts))
         return planner_pb2.RegisterInstanceResponse(plan_version=term.plan_version)
 
     async def Heartbeat(  # noqa: N802
@@ -101,7 +100,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
         term = await self._leader()
         _check_incarnation("incarnation", request.incarnation)
         load = request.load
-        term.tell(
+        term.submit(
             LoadReported(
                 incarnation=request.incarnation,
                 active_model=load.swapping_to or load.active_model,
@@ -109,7 +108,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
                 batch=load.batch,
             )
         )
-        if not term.knows(request.incarnation):  # told all the same: the planner looks at the queue again
+        if not term.knows(request.incarnation):  # the report still triggers an overview
             message = f"instance {request.incarnation} is not registered, or is not known yet"
             raise NotFound(message, reason="UNKNOWN_INSTANCE", details={"instance": request.incarnation})
         return planner_pb2.HeartbeatResponse(plan_version=term.plan_version)
@@ -119,7 +118,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     ) -> AsyncIterator[planner_pb2.Plan]:
         term = await self._leader()
         with self._watchers.watch() as plans:
-            yield await _told(term)
+            yield await _plan_message(term)
             async for plan in plans:
                 yield plan
         raise await self._not_leader()
@@ -141,7 +140,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
         self, request: planner_pb2.GetPlanRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> planner_pb2.Plan:
         term = await self._leader()
-        return await _told(term)
+        return await _plan_message(term)
 
     async def GetAdvice(  # noqa: N802
         self, request: planner_pb2.GetAdviceRequest, context: grpc.aio.ServicerContext[object, object]
@@ -170,17 +169,17 @@ def _check_incarnation(field: str, incarnation: str) -> None:
 
 
 async def publish(term: Leadership, watchers: Watchers, every_s: float) -> None:
-    """Sends the plan and the advice to those who watch, when one has changed, at most once in `every_s`. Runs until cancelled."""
+    """Sends a changed plan or advice to watchers, at most once in `every_s`. Runs until cancelled."""
     while True:
         await term.changed.wait()
         term.changed.clear()
         if watchers.any:
-            watchers.send(await _told(term))
+            watchers.send(await _plan_message(term))
         await asyncio.sleep(every_s)
 
 
-async def _told(term: Leadership) -> planner_pb2.Plan:
-    """The plan and the advice as they are. The message is made in a thread: that of 10,000 groups would hold the loop."""
+async def _plan_message(term: Leadership) -> planner_pb2.Plan:
+    """The plan and the advice. Converted in a thread: 10,000 groups would block the loop."""
     return await asyncio.to_thread(to_proto, await term.plan(), term.advice.latest)
 
 

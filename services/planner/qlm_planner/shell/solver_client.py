@@ -1,9 +1,8 @@
-"""The solver's process: planning takes a core for milliseconds to seconds, and the planner's loop must not wait for it (ADR 15).
+"""The solver's process, off the planner's loop: planning takes a core for milliseconds to seconds (ADR 15).
 
-One process, started and warmed up with the planner, one job at a time. A job that comes while another runs waits; of several that wait only
-the newest is done. Advice is worked out in the same process while there are no jobs. A process that dies or takes too long is ended and
-started again, after a pause that grows while that repeats.
-Messages are pickles behind their length, on the pipes of a child that nobody else can reach.
+One process, started and warmed with the planner, does one job at a time; of waiting jobs only the newest is kept. It computes advice while
+there are no jobs. After a crash or a timeout it restarts, with growing pauses. Messages are pickles behind their length, on pipes that only
+both processes hold.
 """
 
 from __future__ import annotations
@@ -24,36 +23,32 @@ from qlm_planner.machine.events import Solved, SolveFailed
 from qlm_planner.overload.advice import Advice, AdviceFailedError
 from qlm_planner.overload.advice_question import Question
 from qlm_planner.shell.solver_process import FOLDER_VARIABLE, HEADER
-from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceAsked, Choice
+from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceRequest, Choice
 from qlm_process.temporary_folder import TemporaryFolder
 
 START_TIMEOUT_S = 300.0
-"""To start and warm up: compiling takes long where nothing is cached."""
-
+"""Of the start and the warm-up: compiling is slow without a cache."""
 PIPE_BYTES = 1 << 22
-"""Read ahead of an answer."""
-
+"""Read-ahead of an answer."""
 ANSWER_BYTES_MAX = 1 << 28
-"""Of one answer: a million groups take 4 MB."""
-
+"""Most bytes of an answer: a million groups take 4 MB."""
 RESTART_FIRST_S = 0.5
 RESTART_MAX_S = 30.0
 STEADY_S = 60.0
-"""A process that lived so long was not broken: the next pause is the first again."""
-
+"""Lifetime of a process after which the pause is the first one again."""
 ADVICE_TIMEOUT_S = 300.0
-"""Of one piece of advice; longer ones are of no use."""
+"""Of one advice."""
 
 Answer = Callable[[Solved | SolveFailed], None]
 
 
 class WorkerGoneError(Exception):
-    """The process died, or was ended for taking too long; the message says which."""
+    """The process died or was killed after a timeout; the message has the reason."""
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A job and who is told of its answer."""
+class PendingJob:
+    """A job and the callback for its answer."""
 
     job: Solve
     answer: Answer
@@ -63,17 +58,13 @@ class Waiting:
 
 
 class SolverWorker:
-    """`start` and `stop` are safe to repeat; `stop` waits for the end of the process. `job_timeout_s`: of one job. `ready`: the process is
-    warmed up, and does jobs."""
+    """`start` and `stop` may be repeated; `stop` waits for the end of the process. `job_timeout_s`: of one job. `ready`: the process is
+    warm and takes jobs."""
 
     def __init__(
-        self,
-        choice: Choice,
-        job_timeout_s: float,
-        on_ready: Callable[[float], None] = lambda ready: None,
-        command: Sequence[str] = (),
+        self, choice: Choice, job_timeout_s: float, on_ready: Callable[[float], None] = lambda ready: None, command: Sequence[str] = ()
     ) -> None:
-        """`on_ready`: told 1.0 when its process is warmed up, 0.0 when that is gone. `command`: that of the process."""
+        """`on_ready`: called with 1.0 once the process is warm, with 0.0 after its end. `command`: starts the process."""
         self._on_ready = on_ready
         self._choice = choice
         self._job_timeout_s = job_timeout_s
@@ -81,8 +72,8 @@ class SolverWorker:
         self._process: asyncio.subprocess.Process | None = None
         self._folder: TemporaryFolder | None = None
         self._task: asyncio.Task[None] | None = None
-        self._next: Waiting | None = None
-        self._doing: Waiting | None = None
+        self._next: PendingJob | None = None
+        self._doing: PendingJob | None = None
         self._questions = 0
         self._advice: asyncio.Future[AdviceAnswer] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -103,13 +94,13 @@ class SolverWorker:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        await self._end()  # the task may have been ended while it waited for that
+        await self._end()  # the task may have been cancelled during its own wait
         self._drop("the planner stops")
 
     def submit(self, job: Solve, answer: Answer) -> None:
-        """Does a job as soon as the one before is over; `answer` is called once, unless a newer one takes its place before it began. The
-        first ones wait for the warm-up; where a process has died, jobs fail at once until there is another."""
-        waiting = Waiting(job, answer)
+        """Queues a job; `answer` is called once, unless a newer job replaces it before it starts. The first jobs wait for the warm-up;
+        after a crash, jobs fail at once until the next process is warm."""
+        waiting = PendingJob(job, answer)
         if self._task is None or (not self.ready and self.restarts):
             waiting.failed("the solver's process is gone")
             return
@@ -117,12 +108,12 @@ class SolverWorker:
         self._send_next()
 
     async def advise(self, question: Question) -> Advice:
-        """`advise`, while there are no jobs; one question at a time. Raises AdviceFailedError."""
+        """Computes advice while there are no jobs, one question at a time. Raises AdviceFailedError."""
         if not self.ready:
-            raise AdviceFailedError("the solver's process is gone or warms up")
+            raise AdviceFailedError("the solver's process is not ready")
         self._questions += 1
         number, self._advice = self._questions, asyncio.get_running_loop().create_future()
-        self._send(AdviceAsked(number=number, question=question))
+        self._send(AdviceRequest(number=number, question=question))
         try:
             async with asyncio.timeout(ADVICE_TIMEOUT_S):
                 answer = await self._advice
@@ -134,8 +125,6 @@ class SolverWorker:
         if answer.advice is None:
             raise AdviceFailedError(answer.reason)
         return answer.advice
-
-    # Inside -----------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         pause_s = RESTART_FIRST_S
@@ -158,7 +147,7 @@ class SolverWorker:
             pause_s = min(RESTART_MAX_S, 2.0 * pause_s)
 
     async def _serve(self) -> None:
-        """Until the process is gone or takes too long: raises WorkerGoneError."""
+        """Serves until the process dies or times out, then raises WorkerGoneError."""
         pipe = asyncio.subprocess.PIPE
         self._ended_for = ""
         self._folder = TemporaryFolder("solver")
@@ -181,7 +170,7 @@ class SolverWorker:
     def _take(self, message: object) -> None:
         doing = self._doing
         if isinstance(message, AdviceAnswer):
-            # That of a term that is over is for nobody.
+            # Answers to an earlier term are dropped.
             if self._advice is not None and message.number == self._questions and not self._advice.done():
                 self._advice.set_result(message)
         elif isinstance(message, Solved | SolveFailed) and doing is not None and message.job == doing.job.job:
@@ -190,7 +179,7 @@ class SolverWorker:
             doing.answer(message)
             self._send_next()
         else:
-            raise WorkerGoneError("the answer to something else")
+            raise WorkerGoneError("the answer to an unknown job")
 
     def _send_next(self) -> None:
         if self.ready and self._doing is None and self._next is not None:
@@ -204,7 +193,7 @@ class SolverWorker:
             self._timer.cancel()
 
     def _send(self, message: object) -> None:
-        """What is not read yet is kept: a job and a question at the most. Where the process is gone, that is seen as its output ends."""
+        """Buffers at most a job and a question. A dead process is noticed when its output ends."""
         assert self._process is not None
         assert self._process.stdin is not None
         body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
@@ -221,8 +210,8 @@ class SolverWorker:
             raise WorkerGoneError(self._ended_for or "the process died") from error
         try:
             return pickle.loads(answer)
-        except Exception as error:  # whatever it is, the next answer cannot be trusted either
-            raise WorkerGoneError(f"an answer that cannot be read: {type(error).__name__}: {error}") from error
+        except Exception as error:  # later answers cannot be trusted either
+            raise WorkerGoneError(f"an unreadable answer: {type(error).__name__}: {error}") from error
 
     def _become_ready(self, ready: bool) -> None:
         self.ready = ready
@@ -244,7 +233,7 @@ class SolverWorker:
         self._folder = None
 
     def _drop(self, reason: str) -> None:
-        """Tells who waits that nobody will come."""
+        """Fails all waiting jobs and questions."""
         doing, self._doing = self._doing, None
         waiting, self._next = self._next, None
         self._stop_timer()

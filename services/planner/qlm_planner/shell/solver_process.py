@@ -1,6 +1,6 @@
 """The solver's process: warms up, then answers jobs and questions until its input ends. Started by `solver_client`.
 
-Jobs of the solver come first: advice is worked out while there are none, and pauses for each that comes before it measures a fleet.
+Jobs have priority: advice is computed while there are none, and pauses for new ones before it measures a fleet.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from qlm_planner import search
 from qlm_planner.machine.effects import Solve
 from qlm_planner.overload.advice import FleetForecast, advise, forecast
 from qlm_planner.overload.advice_question import Question
-from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceAsked, Choice, answer
+from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceRequest, Choice, answer
 from qlm_process.die_with_parent import on_parents_death
 
 FOLDER_VARIABLE = "QLM_SOLVER_FOLDER"
-"""Names the folder for temporary files, those of Pyomo and its solvers above all."""
-
+"""Names the folder for temporary files, above all of Pyomo and its solvers."""
 HEADER = struct.Struct("!Q")
-"""The length of the message behind it."""
+"""The length of the message that follows."""
 
 
 class Server:
@@ -36,33 +35,33 @@ class Server:
         self._source = source
         self._sink = sink
         self._choice = Choice.HEURISTIC
-        self._asked: AdviceAsked | None = None
+        self._question: AdviceRequest | None = None
 
     def serve(self) -> None:
-        """The first message says which solver, and is answered by the seconds of its warm-up. Returns, or raises SystemExit, at the end of
-        the input."""
+        """Reads the choice of the solver, answers with the seconds of the warm-up, then serves. Returns, or raises SystemExit, at the end
+        of the input."""
         choice = self._read()
-        assert isinstance(choice, Choice), "it comes first"
+        assert isinstance(choice, Choice), "the first message"
         self._choice = choice
         warm_up_s = search.warm_up()
-        _leave_files_in(os.environ.get(FOLDER_VARIABLE, ""))  # from here on: the cache of compiled code may be in the system's
-        gc.freeze()  # what is compiled is no garbage: to look through it takes longer than a plan
+        _leave_files_in(os.environ.get(FOLDER_VARIABLE, ""))  # after the warm-up, whose cache may be in the system's folder
+        gc.freeze()  # scanning compiled code takes longer than a plan
         self._write(warm_up_s)
         while True:
-            if self._asked is None:
+            if self._question is None:
                 self._take()
             else:
-                asked, self._asked = self._asked, None
-                self._write(self._advised(asked))
+                question, self._question = self._question, None
+                self._write(self._advise(question))
 
     def _take(self) -> None:
-        """The next message, waited for. A job is done at once."""
+        """Waits for the next message. A job is done at once."""
         message = self._read()
         if isinstance(message, Solve):
             self._write(answer(message, self._choice))
         else:
-            assert isinstance(message, AdviceAsked), "there are no others"
-            self._asked = message
+            assert isinstance(message, AdviceRequest), "there are no other messages"
+            self._question = message
 
     def _pause(self) -> None:
         while select.select([self._source], [], [], 0.0)[0]:
@@ -72,11 +71,11 @@ class Server:
         self._pause()
         return forecast(question, fleet)
 
-    def _advised(self, asked: AdviceAsked) -> AdviceAnswer:
+    def _advise(self, request: AdviceRequest) -> AdviceAnswer:
         try:
-            return AdviceAnswer(number=asked.number, advice=advise(asked.question, measure=self._measure))
-        except Exception as error:  # nonsense in a profile costs advice, not the solver
-            return AdviceAnswer(number=asked.number, advice=None, reason=f"{type(error).__name__}: {error}")
+            return AdviceAnswer(number=request.number, advice=advise(request.question, measure=self._measure))
+        except Exception as error:  # invalid profiles cost the advice, not the solver
+            return AdviceAnswer(number=request.number, advice=None, reason=f"{type(error).__name__}: {error}")
 
     def _read(self) -> object:
         message: object = pickle.loads(self._exactly(HEADER.unpack(self._exactly(HEADER.size))[0]))
@@ -104,11 +103,11 @@ def _leave_files_in(folder: str) -> None:
 
 
 def main() -> None:
-    # The terminal's interrupt goes to the whole group; this process ends when the planner, which is told too, closes its input.
+    # A terminal's interrupt reaches the whole group; this process ends when the planner closes its input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    on_parents_death(signal.SIGKILL)  # a job may take seconds more; a planner that has died by now has closed the input
+    on_parents_death(signal.SIGKILL)  # a job may still take seconds after the planner's death
     sink = sys.stdout.fileno()
-    sys.stdout = sys.stderr  # whatever prints does not print between messages
+    sys.stdout = sys.stderr  # prints must not mix with messages
     Server(sys.stdin.fileno(), sink).serve()
 
 

@@ -1,5 +1,4 @@
-"""One job of the solver from its question to its answer, wherever it runs: in the worker, in the simulator, in a test; and what else the
-solver's process is asked."""
+"""Answers a job of the solver, in its process, in the simulator or in a test; and the messages for advice."""
 
 from __future__ import annotations
 
@@ -13,15 +12,13 @@ from qlm_planner.overload.advice import Advice
 from qlm_planner.overload.advice_question import Question
 
 REASON_CHARACTERS_MAX = 500
-
 EXACT_GROUPS_MAX = 10
-"""Of so many groups an order can be proven to be the best; the program of more is hopeless (ADR 14)."""
-
+"""Most groups for which an order can be proven the best in time (ADR 14)."""
 EXACT_TIME_LIMIT_S = 5.0
 
 
 class Choice(StrEnum):
-    """Which solver works out a plan. The exact ones do small queues, within a time limit; the heuristic does all others."""
+    """Solver of plans. The exact ones solve small queues within a time limit; the heuristic solves all others."""
 
     HEURISTIC = "heuristic"
     EXACT_HIGHS = "exact-highs"
@@ -29,8 +26,8 @@ class Choice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceAsked:
-    """A question. One that follows it before it is answered takes its place."""
+class AdviceRequest:
+    """A question; a newer one replaces it before its answer."""
 
     number: int
     question: Question
@@ -38,7 +35,7 @@ class AdviceAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceAnswer:
-    """`advice`: None where it failed, for a reason."""
+    """`advice`: None for a failure with a `reason`."""
 
     number: int
     advice: Advice | None
@@ -46,8 +43,8 @@ class AdviceAnswer:
 
 
 def answer(job: Solve, choice: Choice = Choice.HEURISTIC) -> Solved | SolveFailed:
-    """A function of the job alone, but for an exact solver that reaches its time limit. What the solver raises is an answer too: whoever
-    asked goes on with the plan that is in force."""
+    """The answer to a job, a function of it alone unless an exact solver reaches its time limit. Errors of the solver become SolveFailed:
+    the present plan stays."""
     try:
         found = _found(job, choice)
     except Exception as error:
@@ -63,8 +60,8 @@ def _found(job: Solve, choice: Choice) -> search.Solution:
 
 
 def _exact(job: Solve, choice: Choice, heuristic: search.Solution) -> search.Solution:
-    """The exact solver's orders if it has any and they are cheaper. That it has none is said in the rule, and costs nothing else."""
-    from qlm_planner.exact.solver import ExactError, Settings, Solver, solve_exactly  # late: it loads the compiler
+    """The exact solver's orders if they are cheaper; else the heuristic's, with the reason in the rule."""
+    from qlm_planner.exact.solver import ExactError, Settings, Solver, solve_exactly  # local: it loads the compiler
 
     own = Solver.HIGHS if choice is Choice.EXACT_HIGHS else Solver.GLPK
     try:

@@ -1,4 +1,4 @@
-"""What the planner does, as spans: a placement in the trace of its request, a change of the plan in a trace of its own."""
+"""Spans of the planner: a placement in the trace of its request, a change of the plan and a solver's job in traces of their own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from qlm_planner.machine.effects import JobEnded, Placement, PlanApplied
 from qlm_process.tracing import context_of, record_span
 
 NAMES_MAX = 16
-"""Most instances that a span names; `groups_moved` counts them all."""
+"""Most instances named in a span; `groups_moved` counts all."""
 
 
 def trace_placements(tracer: Tracer, placed: Sequence[Placement], placed_s: float) -> None:
-    """`qlm.placement` for each request that found its group: from its acceptance until then."""
+    """`qlm.placement` for each placed request, from its acceptance."""
     for placement in placed:
         facts = placement.arrival.facts
         attributes = {
@@ -30,8 +30,8 @@ def trace_placements(tracer: Tracer, placed: Sequence[Placement], placed_s: floa
 
 
 def trace_plan(tracer: Tracer, applied: PlanApplied, applied_s: float) -> None:
-    """`qlm.plan`: from the decision until its last chunk is in the queue. Under it, where groups changed their queue, `qlm.load_balance`
-    (QLM section 5): the plan is the only one who balances."""
+    """`qlm.plan`: from the decision to the last chunk. Below it `qlm.load_balance` (QLM section 5) if groups changed their queue: only
+    plans balance load."""
     plan = record_span(
         tracer,
         "qlm.plan",
@@ -64,7 +64,7 @@ def trace_plan(tracer: Tracer, applied: PlanApplied, applied_s: float) -> None:
 
 
 def trace_job(tracer: Tracer, ended: JobEnded, ended_s: float) -> None:
-    """`planner.solve`: a job of the solver, from its question until its answer was judged, in a trace of its own."""
+    """`planner.solve`: a job of the solver from its question to the judgement of its answer, in a trace of its own."""
     record_span(
         tracer,
         "planner.solve",
