@@ -86,7 +86,7 @@ def test_a_damaged_file_is_refused_without_being_quoted(text: str, tmp_path: Pat
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"security\.key_file") as error:
         KeyRing(str(path))
-    assert "mark" not in error.value.message.replace("keys.mark", "")
+    assert "mark" not in error.value.message
     with pytest.raises(ConfigError, match="cannot be read"):
         KeyRing(str(tmp_path / "none"))
 

@@ -40,7 +40,8 @@ def read_keys(path: str) -> tuple[Key, ...]:
         keys = KeyFile.model_validate_json(text).keys
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
+        known = {*KeyFile.model_fields, *Key.model_fields}
+        where = ".".join(str(part) for part in problem["loc"] if isinstance(part, int) or part in known)
         raise ConfigError(f"security.key_file: {path}: {where or 'the file'}: {problem['msg']}") from None
     if len({key.id for key in keys}) < len(keys):
         raise ConfigError(f"security.key_file: {path}: two keys have one id")
