@@ -49,7 +49,8 @@ class Secure:
         access = qlm.Credentials(api_key="" if role is None else self.keys[role], **self.tls)
         with access.channel(address) as channel:
             try:
-                next(iter(channel.unary_stream(method)(request, timeout=TIMEOUT_S, metadata=access.metadata)))
+                call = channel.unary_stream(method, bytes, bytes)
+                next(iter(call(request, timeout=TIMEOUT_S, metadata=access.metadata)))
             except grpc.RpcError as failure:
                 return from_rpc_error(failure).reason
         return ""

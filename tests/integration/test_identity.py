@@ -81,7 +81,7 @@ async def error_of(address: str, method: str, request: Any, metadata: tuple[tupl
     """The error of a call that must fail."""
     descriptor = next(each for each in METHODS if each.name == method)
     async with grpc.aio.insecure_channel(address) as channel:
-        make = channel.unary_stream if descriptor.server_streaming else channel.unary_unary
+        make: Any = channel.unary_stream if descriptor.server_streaming else channel.unary_unary
         call = make(
             f"/qlm.api.v1.Gateway/{method}",
             request_serializer=type(request).SerializeToString,
@@ -184,7 +184,8 @@ async def test_a_key_holds_its_requests_to_its_limits(door: Door) -> None:
     key = add_key(door.file, "slow", models=(MODEL,), slo_s_min=120.0, priority_min=5)
     plain = add_key(door.file, "plain")
     async with door.sdk(key) as slow, door.sdk(plain) as without:
-        await known(slow), await known(without)
+        await known(slow)
+        await known(without)
         for slo in (qlm.Slo.completion(119), qlm.Slo.first_token(1), qlm.Slo.priority_of(4)):
             with pytest.raises(PermissionDenied, match=r"slo\.") as error:
                 await slow.submit(MODEL, [1], slo=slo)

@@ -27,8 +27,11 @@ OF_OPERATORS = frozenset(
 )
 """All other methods are for both."""
 
-Handler = grpc.RpcMethodHandler[Any, Any] if TYPE_CHECKING else grpc.RpcMethodHandler
-Interceptor = grpc.aio.ServerInterceptor[Any, Any] if TYPE_CHECKING else grpc.aio.ServerInterceptor
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Interceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    Handler, Interceptor = grpc.RpcMethodHandler, grpc.aio.ServerInterceptor  # generic in their stubs only
 
 
 class Guard(Interceptor):

@@ -105,7 +105,7 @@ class Completions:
             )
         except QlmError:
             if acceptance.refusal is not None and acceptance.accepted and not call.keyed:
-                await self._withdraw(call, choices[0].invocation_metadata())
+                await self._withdraw(call, tuple(choices[0].invocation_metadata() or ()))
             raise
 
     async def _resume(self, call: Call, stream: EventStream, choices: Sequence[StreamedChoice]) -> None:
