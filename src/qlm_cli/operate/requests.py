@@ -106,9 +106,9 @@ def cancel(request_ids: tuple[str, ...], tenant: str, addresses: tuple[str, ...]
         for request_id in request_ids:
             try:
                 state = client.cancel(request_id)
-            except NotFound:
+            except NotFound as error:
                 unknown = True
-                click.echo(f"{request_id}: no such request{f' of tenant {tenant}' if tenant else ''}", err=True)
+                click.echo(f"{request_id}: no such request of tenant {error.details.get('tenant', tenant)}", err=True)
                 continue
             click.echo(f"{request_id}: {state if state is qlm.RequestState.CANCELLED else f'has ended already: {state}'}")
     if unknown:
