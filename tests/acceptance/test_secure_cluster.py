@@ -8,20 +8,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 import qlm
-from identity_files import add_key, make_certificates
+from identity_files import add_key, make_certificates, revoke_key
 from qlm.api.v1 import agent_pb2, estimator_pb2, planner_pb2
 from qlm.wire_errors import from_rpc_error
 from qlm_process.identity.guard import OF_SERVICES
 from qlm_process.identity.keys import Role
-from running_cluster import RunningCluster
+from running_cluster import RunningCluster, wait_until
 
 TIMEOUT_S = 60
+FOLLOWED_WITHIN_S = 5.0
+READ = {"planner": "/qlm.api.v1.Planner/GetPlan", "estimator": "/qlm.api.v1.Estimator/GetProfiles", "agent": "/qlm.api.v1.Agent/GetStatus"}
 FILES = {"planner": planner_pb2, "estimator": estimator_pb2, "agent": agent_pb2}
 
 
@@ -30,6 +33,7 @@ class Secure:
     cluster: RunningCluster
     tls: dict[str, str]
     keys: dict[Role, str]
+    key_file: Path
 
     def command(self, *arguments: str, role: Role | None) -> subprocess.CompletedProcess[str]:
         own = {} if role is None else {"QLM_API_KEY": self.keys[role]}
@@ -45,15 +49,18 @@ class Secure:
         )
 
     def reason(self, address: str, method: str, request: bytes, role: Role | None) -> str:
-        """Of the error of a call, "" where it has none."""
-        access = qlm.Credentials(api_key="" if role is None else self.keys[role], **self.tls)
-        with access.channel(address) as channel:
-            try:
-                call = channel.unary_stream(method, bytes, bytes)
-                next(iter(call(request, timeout=TIMEOUT_S, metadata=access.metadata)))
-            except grpc.RpcError as failure:
-                return from_rpc_error(failure).reason
-        return ""
+        return reason_of(qlm.Credentials(api_key="" if role is None else self.keys[role], **self.tls), address, method, request)
+
+
+def reason_of(access: qlm.Credentials, address: str, method: str, request: bytes) -> str:
+    """Of the error of a call, "" where it has none."""
+    with access.channel(address) as channel:
+        try:
+            call = channel.unary_stream(method, bytes, bytes)
+            next(iter(call(request, timeout=TIMEOUT_S, metadata=access.metadata)))
+        except grpc.RpcError as failure:
+            return from_rpc_error(failure).reason
+    return ""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +76,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
     quick = {"agent.simulated.time_scale": "20", "telemetry.log_level": "debug"}
     tls = {"ca_file": certificates.ca, "cert_file": certificates.cert, "cert_key_file": certificates.key}
     with RunningCluster(folder / "state", quick, environment) as cluster:
-        yield Secure(cluster, tls, keys)
+        yield Secure(cluster, tls, keys, key_file)
         assert cluster.interrupt() == 0, cluster.log()
 
 
@@ -104,6 +111,19 @@ def test_a_service_answers_services_and_operators_alone(secure: Secure) -> None:
                 if name in OF_SERVICES:
                     assert secure.reason(address, name, request, Role.OPERATOR) == "PERMISSION_DENIED", name
                     assert secure.reason(address, name, request, Role.SERVICE) in ("INVALID_FIELD", "UNKNOWN_INSTANCE"), name
+
+
+def test_services_follow_the_file(secure: Secure) -> None:
+    late = add_key(secure.key_file, "late", Role.OPERATOR)
+    access = qlm.Credentials(api_key=late, **secure.tls)
+    reads = [(secure.cluster.state.of(service)[0].address, method) for service, method in READ.items()]
+    for wanted in ("", "UNAUTHENTICATED"):
+
+        def followed(wanted: str = wanted) -> bool:
+            return {reason_of(access, address, method, b"") for address, method in reads} == {wanted}
+
+        wait_until(followed, FOLLOWED_WITHIN_S, "all services have read the file")
+        revoke_key(secure.key_file, late)
 
 
 def test_agents_report_to_the_planner(secure: Secure) -> None:

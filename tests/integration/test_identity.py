@@ -239,18 +239,20 @@ async def test_a_revoked_key_ends_its_streams_and_no_other(door: Door) -> None:
     agent = door.rig.agent
     async with door.sdk(door.acme) as acme, door.sdk(door.other) as other, door.http(door.acme) as session:
         kept, ended = other.generate(MODEL, [1], max_tokens=40), acme.generate(MODEL, [2], max_tokens=40)
-        waited = asyncio.create_task(acme.result((await acme.submit(MODEL, [3], max_tokens=40)).request_id, PATIENCE_S))
+        request_id = (await acme.submit(MODEL, [3], max_tokens=40)).request_id
+        resumed, waited = acme.stream(request_id), asyncio.create_task(acme.result(request_id, PATIENCE_S))
         await kept.wait_accepted(), await ended.wait_accepted()
         async with session.post("/v1/chat/completions", json={**CHAT, "max_tokens": 40, "stream": True}) as events:
             await agent.start_all()
             await agent.step()
-            assert (await anext(ended)).count == (await anext(kept)).count == 1
+            assert [(await anext(each)).count for each in (ended, kept, resumed)] == [1, 1, 1]
             await events_of(events, 2)
             loop = asyncio.get_running_loop()
             started_s = loop.time()
             revoke_key(door.file, door.acme)
-            with pytest.raises(Unauthenticated):
-                await anext(ended)
+            for each in (ended, resumed):
+                with pytest.raises(Unauthenticated):
+                    await anext(each)
             with pytest.raises(Unauthenticated):
                 await waited
             ((_, error),) = await events_of(events, 1)
