@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qlm import errors
     from qlm.async_client import AsyncClient
     from qlm.client import Client, SyncTokenStream
+    from qlm.credentials import Credentials
     from qlm.token_stream import TokenStream
     from qlm.values import (
         Accepted,
@@ -40,6 +41,7 @@ __all__ = [
     "Accepted",
     "AsyncClient",
     "Client",
+    "Credentials",
     "ListedRequest",
     "ModelInfo",
     "Outlook",
@@ -61,6 +63,7 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "qlm.async_client",
     "Client": "qlm.client",
+    "Credentials": "qlm.credentials",
     "SyncTokenStream": "qlm.client",
     "TokenStream": "qlm.token_stream",
     "errors": "qlm.errors",

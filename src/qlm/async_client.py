@@ -12,6 +12,7 @@ from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
 
 from qlm import messages
 from qlm.api.v1 import gateway_pb2, request_pb2
+from qlm.credentials import Credentials, credentials_of
 from qlm.errors import ConfigError, QlmError
 from qlm.link import Link, Metadata, carrier_of, checked_seconds, context_of
 from qlm.messages import Prompt, Sampling
@@ -64,6 +65,7 @@ class AsyncClient:
 
     Every call has a deadline (`call_timeout_s` for each attempt) and goes on at another address where one fails; at most
     `reconnect_attempts_max` attempts without progress, with pauses up to `reconnect_backoff_max_s`. All errors are `qlm.errors.QlmError`s.
+    `tenant`: "" is the API key's, without keys "default". `credentials`: by default those of the environment (`credentials_of`).
     A request without an id is given one here, so that an attempt that is repeated is the same request.
     """
 
@@ -71,12 +73,13 @@ class AsyncClient:
         self,
         addresses: str | Sequence[str],
         *,
-        tenant: str = "default",
+        tenant: str = "",
         application: str = "",
         call_timeout_s: float = 10.0,
         reconnect_attempts_max: int = 20,
         reconnect_backoff_max_s: float = 2.0,
         tracer_provider: TracerProvider | None = None,
+        credentials: Credentials | None = None,
         new_request_id: Callable[[], str] = lambda: uuid4().hex,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -91,6 +94,7 @@ class AsyncClient:
             reconnect_attempts_max=reconnect_attempts_max,
             reconnect_backoff_max_s=reconnect_backoff_max_s,
             tracer_provider=tracer_provider,
+            credentials=credentials or credentials_of(),
             random=jitter,
         )
 
@@ -110,7 +114,7 @@ class AsyncClient:
         request, metadata, span = self._request(model, prompt, options)
         try:
             message = gateway_pb2.SubmitRequest(request=request)
-            response = await self._link.call(lambda stub, timeout_s: stub.Submit(message, timeout=timeout_s, metadata=metadata))
+            response = await self._link.call(lambda stub: stub.Submit, message, metadata=metadata)
         except QlmError as error:
             span.set_status(Status(StatusCode.ERROR, error.reason))
             raise
@@ -179,7 +183,7 @@ class AsyncClient:
             left_s = max(0.0, deadline_s - clock())
             slice_s = min(left_s, WAIT_SLICE_S)
             message = self._named(gateway_pb2.ResultRequest(wait_s=slice_s), request_id, tenant)
-            response = await self._link.call(lambda stub, timeout_s, m=message: stub.Result(m, timeout=timeout_s), extra_s=slice_s)  # type: ignore[misc]
+            response = await self._link.call(lambda stub: stub.Result, message, extra_s=slice_s)
             if response.HasField("result"):
                 return messages.result_value(response.result)
             if clock() >= deadline_s:
@@ -188,12 +192,12 @@ class AsyncClient:
     async def cancel(self, request_id: str, *, tenant: str | None = None) -> RequestState:
         """Ends a request as CANCELLED, unless it has ended; returns its terminal state. Raises NotFound."""
         message = self._named(gateway_pb2.CancelRequest(), request_id, tenant)
-        response = await self._link.call(lambda stub, timeout_s: stub.Cancel(message, timeout=timeout_s))
+        response = await self._link.call(lambda stub: stub.Cancel, message)
         return messages.STATES[response.state]
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """The served models."""
-        response = await self._link.call(lambda stub, timeout_s: stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=timeout_s))
+        response = await self._link.call(lambda stub: stub.ListModels, gateway_pb2.ListModelsRequest())
         return tuple(messages.model_value(model) for model in response.models)
 
     async def status(self, request_id: str | None = None, *, tenant: str | None = None) -> QueueStatus:
@@ -201,7 +205,7 @@ class AsyncClient:
         message = gateway_pb2.QueueStatusRequest()
         if request_id is not None:
             self._named(message, request_id, tenant)
-        response = await self._link.call(lambda stub, timeout_s: stub.QueueStatus(message, timeout=timeout_s))
+        response = await self._link.call(lambda stub: stub.QueueStatus, message)
         return messages.queue_status_value(response)
 
     async def requests(
@@ -218,19 +222,19 @@ class AsyncClient:
             after=after,
             limit=limit,
         )
-        response = await self._link.call(lambda stub, timeout_s: stub.ListRequests(message, timeout=timeout_s))
+        response = await self._link.call(lambda stub: stub.ListRequests, message)
         return messages.request_page_value(response)
 
     async def pause(self, *, model: str | None = None, tenant: str | None = None) -> bool:
         """Requests for a model, or of a tenant, wait from now on, also new ones; running ones go on. False where that is so already. Raises
         NotFound for a model that is not served, QueueFull where as much is paused as may be."""
         message = messages.filled(gateway_pb2.PauseRequest(), model=model, tenant=tenant)
-        return (await self._link.call(lambda stub, timeout_s: stub.Pause(message, timeout=timeout_s))).changed
+        return (await self._link.call(lambda stub: stub.Pause, message)).changed
 
     async def resume(self, *, model: str | None = None, tenant: str | None = None) -> bool:
         """Ends a pause; False where there is none."""
         message = messages.filled(gateway_pb2.PauseRequest(), model=model, tenant=tenant)
-        return (await self._link.call(lambda stub, timeout_s: stub.Resume(message, timeout=timeout_s))).changed
+        return (await self._link.call(lambda stub: stub.Resume, message)).changed
 
     def _named(self, message: Named, request_id: str, tenant: str | None) -> Named:
         """With the key of a request. Raises InvalidRequest."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from qlm.api.v1.gateway_pb2_grpc import GatewayStub
+from qlm.credentials import Credentials
 from qlm.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ RECONNECT_MAX_S = 1.0
 class Channels:
     """Round robin over the addresses, moved on by failures."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], credentials: Credentials) -> None:
         if not addresses or not all(addresses):
             raise ConfigError('addresses: at least one "host:port"')
         self._addresses = tuple(addresses)
+        self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._current = 0
         self._closed = False
@@ -47,7 +49,7 @@ class Channels:
             raise client_closed()
         channel = self._channels.get(self.address)
         if channel is None:
-            channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+            channel = self._credentials.aio_channel(self.address, _OPTIONS)
             self._channels[self.address] = channel
         return GatewayStub(channel)
 

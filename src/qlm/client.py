@@ -12,6 +12,7 @@ from opentelemetry.trace import TracerProvider
 
 from qlm.async_client import AsyncClient, RequestOptions
 from qlm.channels import check_process, client_closed
+from qlm.credentials import Credentials
 from qlm.errors import InternalError
 from qlm.messages import Prompt
 from qlm.token_stream import TokenStream
@@ -27,12 +28,13 @@ class Client:
         self,
         addresses: str | Sequence[str],
         *,
-        tenant: str = "default",
+        tenant: str = "",
         application: str = "",
         call_timeout_s: float = 10.0,
         reconnect_attempts_max: int = 20,
         reconnect_backoff_max_s: float = 2.0,
         tracer_provider: TracerProvider | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._client = AsyncClient(
             addresses,
@@ -42,6 +44,7 @@ class Client:
             reconnect_attempts_max=reconnect_attempts_max,
             reconnect_backoff_max_s=reconnect_backoff_max_s,
             tracer_provider=tracer_provider,
+            credentials=credentials,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="qlm-client", daemon=True)

@@ -11,11 +11,13 @@ from qlm_core.errors import (
     LeaseLost,
     NotFound,
     OffsetOutOfRange,
+    PermissionDenied,
     PreconditionFailed,
     QlmError,
     QueueFull,
     RequestEnded,
     RequestIdConflict,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -28,10 +30,12 @@ __all__ = [
     "LeaseLost",
     "NotFound",
     "OffsetOutOfRange",
+    "PermissionDenied",
     "PreconditionFailed",
     "QlmError",
     "QueueFull",
     "RequestEnded",
     "RequestIdConflict",
+    "Unauthenticated",
     "Unavailable",
 ]

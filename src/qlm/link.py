@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -13,6 +13,7 @@ from opentelemetry.trace import NoOpTracerProvider, Span, TracerProvider, set_sp
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from qlm.channels import Channels, client_closed
+from qlm.credentials import Credentials
 from qlm.errors import InternalError, QlmError
 from qlm.retry import Backoff
 from qlm.wire_errors import from_rpc_error
@@ -21,6 +22,7 @@ from qlm_core.errors import invalid_field
 if TYPE_CHECKING:
     from qlm.api.v1.gateway_pb2_grpc import GatewayAsyncStub  # known to the type stubs alone
 
+Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 Metadata = tuple[tuple[str, str], ...]
 
@@ -38,10 +40,12 @@ class Link:
         reconnect_attempts_max: int,
         reconnect_backoff_max_s: float,
         tracer_provider: TracerProvider | None,
+        credentials: Credentials,
         random: Callable[[], float],
     ) -> None:
         self.call_timeout_s = call_timeout_s
-        self._channels = Channels(addresses)
+        self.credentials = credentials
+        self._channels = Channels(addresses, credentials)
         self._attempts_max = reconnect_attempts_max
         self._backoff_max_s = reconnect_backoff_max_s
         self._random = random
@@ -66,14 +70,22 @@ class Link:
         """Safe twice."""
         await self._channels.close()
 
-    async def call(self, start: Callable[[GatewayAsyncStub, float], Awaitable[Answer]], *, extra_s: float = 0.0) -> Answer:
-        """A call that may be repeated, at one gateway after the other. `start` is given the stub and the deadline in seconds: the call
-        timeout and `extra_s`, in which the gateway waits on purpose. Raises QlmError."""
+    async def call(
+        self,
+        method: Callable[[GatewayAsyncStub], grpc.aio.UnaryUnaryMultiCallable[Asked, Answer]],
+        message: Asked,
+        *,
+        metadata: Metadata = (),
+        extra_s: float = 0.0,
+    ) -> Answer:
+        """A call that may be repeated, at one gateway after the other. Its deadline is the call timeout and `extra_s`, in which the gateway
+        waits on purpose. Raises QlmError."""
+        metadata = (*metadata, *self.credentials.metadata)
         backoff = self.new_backoff()
         while True:
             address = self.address
             try:
-                return await start(self.stub(), self.call_timeout_s + extra_s)
+                return await method(self.stub())(message, timeout=self.call_timeout_s + extra_s, metadata=metadata)
             except grpc.RpcError as failure:
                 error: QlmError = from_rpc_error(failure)
             except asyncio.CancelledError as failure:

@@ -56,7 +56,7 @@ class StreamCalls:
         self.prediction: Prediction | None = None
         self.address = ""
         self.resumes = 0
-        self._metadata = metadata
+        self._metadata = (*metadata, *link.credentials.metadata)
         self._span = span
         self._timeout_s = timeout_s
         self._outlook_every_s = outlook_every_s

@@ -107,7 +107,7 @@ class TokenStream:
         """Ends the request as CANCELLED, unless it has ended; returns its terminal state. The stream goes on to its end, which it then
         raises as RequestEnded. Raises NotFound before acceptance."""
         message = gateway_pb2.CancelRequest(tenant=self.tenant, request_id=self.request_id)
-        response = await self._calls.link.call(lambda stub, timeout_s: stub.Cancel(message, timeout=timeout_s))
+        response = await self._calls.link.call(lambda stub: stub.Cancel, message)
         return STATES[response.state]
 
     def __aiter__(self) -> Self:

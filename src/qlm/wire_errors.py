@@ -24,11 +24,13 @@ from qlm_core.errors import (
     LeaseLost,
     NotFound,
     OffsetOutOfRange,
+    PermissionDenied,
     PreconditionFailed,
     QlmError,
     QueueFull,
     RequestEnded,
     RequestIdConflict,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -43,6 +45,8 @@ BUSY_RETRY_AFTER_S: Final = 0.5
 
 _CODES: Final[tuple[tuple[type[QlmError], grpc.StatusCode], ...]] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (RequestIdConflict, grpc.StatusCode.ALREADY_EXISTS),
     (QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -62,6 +66,8 @@ _CLASSES: Final[dict[str, type[QlmError]]] = {
     "INVALID_FIELD": InvalidRequest,
     "EMPTY_PROMPT": InvalidRequest,
     "PROMPT_TOO_LONG": InvalidRequest,
+    "UNAUTHENTICATED": Unauthenticated,
+    "PERMISSION_DENIED": PermissionDenied,
     "UNKNOWN_MODEL": NotFound,
     "UNKNOWN_REQUEST": NotFound,
     "UNKNOWN_INSTANCE": NotFound,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any, TypeVar
 
 import click
 
+from qlm.credentials import Credentials, credentials_of
 from qlm_core.errors import ConfigError
 from qlm_process.config import parse_override
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
-DEFAULT_TENANT = "default"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,6 +53,38 @@ def set_option(command: F) -> F:
     )(command)
 
 
+def access_options(command: F) -> F:
+    """How the command shows who it is, and checks servers: see `credentials`."""
+    for flag, text in reversed(_ACCESS.items()):
+        command = click.option(flag, type=click.Path(dir_okay=False), metavar="FILE", expose_value=False, callback=_remember, help=text)(
+            command
+        )
+    return command
+
+
+def credentials() -> Credentials:
+    """Those of the command that runs: its options win over QLM_API_KEY, QLM_API_KEY_FILE, QLM_CA_FILE and so on. Raises ConfigError."""
+    given: dict[str, str] = click.get_current_context().meta.get(_META, {})
+    environment = {**os.environ, **given}
+    if "QLM_API_KEY_FILE" in given:
+        environment.pop("QLM_API_KEY", None)
+    return credentials_of(environment)
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.meta.setdefault(_META, {})[f"QLM_{parameter.name}".upper()] = value
+
+
+_META = "qlm.access"
+_ACCESS = {
+    "--api-key-file": "File of the API key. Default: QLM_API_KEY_FILE names it, or QLM_API_KEY holds the key.",
+    "--ca-file": "PEM file of the authorities that vouch for servers; with it the connection uses TLS. Default: QLM_CA_FILE.",
+    "--cert-file": "PEM file of the client's own certificate, for mutual TLS. Default: QLM_CERT_FILE.",
+    "--cert-key-file": "PEM file of its key. Default: QLM_CERT_KEY_FILE.",
+}
+
+
 def address_option(command: F) -> F:
     return click.option(
         "--address",
@@ -63,10 +96,14 @@ def address_option(command: F) -> F:
         show_default=True,
         metavar="HOST:PORT",
         help="A gateway; give several to go on at another when one is gone.",
-    )(command)
+    )(access_options(command))
 
 
 def tenant_option(command: F) -> F:
     return click.option(
-        "--tenant", envvar="QLM_TENANT", default=DEFAULT_TENANT, show_default=True, metavar="NAME", help="Who the request belongs to."
+        "--tenant",
+        envvar="QLM_TENANT",
+        default="",
+        metavar="NAME",
+        help="Who the request belongs to. Default: the API key's.",
     )(command)

@@ -10,7 +10,7 @@ import click
 
 import qlm
 from qlm_cli.console import plain_console
-from qlm_cli.options import address_option, tenant_option
+from qlm_cli.options import address_option, credentials, tenant_option
 from qlm_core.errors import QlmError, RequestEnded
 from qlm_process.tracing import configure_tracing
 
@@ -95,9 +95,11 @@ def submit(
         expire_after_s=expire_after_s,
         expected_output_tokens=expected_output_tokens,
     )
-    provider = configure_tracing("submit", tenant)
+    provider = configure_tracing("submit", tenant or "default")
     try:
-        with qlm.Client(list(addresses), tenant=tenant, application=application, tracer_provider=provider) as client:
+        with qlm.Client(
+            list(addresses), tenant=tenant, application=application, tracer_provider=provider, credentials=credentials()
+        ) as client:
             if no_wait:
                 _accept(client, ask, as_json)
             else:

@@ -2,6 +2,8 @@
 
     QlmError
     ├── InvalidRequest            INVALID_ARGUMENT   INVALID_FIELD | EMPTY_PROMPT | PROMPT_TOO_LONG
+    ├── Unauthenticated           UNAUTHENTICATED    UNAUTHENTICATED
+    ├── PermissionDenied          PERMISSION_DENIED  PERMISSION_DENIED
     ├── NotFound                  NOT_FOUND          UNKNOWN_MODEL | UNKNOWN_REQUEST | UNKNOWN_INSTANCE
     ├── RequestIdConflict         ALREADY_EXISTS     REQUEST_ID_CONFLICT
     ├── QueueFull                 RESOURCE_EXHAUSTED QUEUE_FULL | WOULD_BE_LATE
@@ -55,6 +57,18 @@ def invalid_field(field: str, rule: str, value: float | None = None) -> InvalidR
     if value is None:
         return InvalidRequest(f"{field}: must be {rule}", details={"field": field, "rule": rule})
     return InvalidRequest(f"{field}: must be {rule}, not {value}", details={"field": field, "rule": rule, "value": f"{value}"})
+
+
+class Unauthenticated(QlmError):
+    """A call without an API key, or with one that is not valid."""
+
+    default_reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(QlmError):
+    """The API key may not do this."""
+
+    default_reason = "PERMISSION_DENIED"
 
 
 class NotFound(QlmError):

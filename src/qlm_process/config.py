@@ -51,6 +51,7 @@ KNOWN_SECTIONS = frozenset(
         "agent",
         "agents",
         "telemetry",
+        "security",
         "up",
         "load",
     }

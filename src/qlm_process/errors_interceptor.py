@@ -104,7 +104,7 @@ def _answering(behaviour: Behaviour, method: str) -> Behaviour:
         try:
             return await behaviour(request, context)
         except Exception as error:
-            await _end(context, error, method)
+            await end_call(context, error, method)
 
     return answer
 
@@ -119,12 +119,12 @@ def _streaming(behaviour: Behaviour, method: str) -> Behaviour:
                 async for response in responses:
                     yield response
         except Exception as error:
-            await _end(context, error, method)
+            await end_call(context, error, method)
 
     return stream
 
 
-async def _end(context: Context, error: Exception, method: str) -> NoReturn:
+async def end_call(context: Context, error: Exception, method: str) -> NoReturn:
     if isinstance(error, (grpc.aio.AbortError, grpc.aio.BaseError)):
         raise error  # ended by the handler itself, or by grpc
     if isinstance(error, QlmError):

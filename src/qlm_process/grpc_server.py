@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -10,9 +11,12 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from qlm.credentials import read_pem
 from qlm_core.errors import ConfigError
 from qlm_process.errors_interceptor import ErrorInterceptor
-from qlm_process.settings import GrpcSettings
+from qlm_process.identity.guard import Guard
+from qlm_process.identity.key_ring import open_key_ring
+from qlm_process.settings import GrpcSettings, SecuritySettings
 
 AddServicer = Callable[[grpc.aio.Server], None]
 """Adds one servicer: `lambda server: add_GatewayServicer_to_server(gateway, server)`."""
@@ -32,7 +36,9 @@ class HealthPort(Protocol):
 class GrpcServer:
     """Serves some services on one address. Health says NOT_SERVING, overall ("") and per service, until `set_serving(True)`.
 
-    `service_names`: full names ("qlm.api.v1.Gateway"), for health and reflection. One start and one stop.
+    `service_names`: full names ("qlm.api.v1.Gateway"), for health and reflection. `guarded`: its calls want keys of services and operators
+    where there is a key file; else the services check keys themselves. Raises ConfigError for an address that may not be listened on. One
+    start and one stop.
     """
 
     def __init__(
@@ -41,7 +47,14 @@ class GrpcServer:
         services: Sequence[AddServicer],
         service_names: Sequence[str],
         options: GrpcSettings | None = None,
+        security: SecuritySettings | None = None,
+        *,
+        guarded: bool = True,
     ) -> None:
+        self._security = security or SecuritySettings()
+        self._security.check_listen("listen", listen)
+        self._keys = open_key_ring(self._security) if guarded else None
+        self._following: asyncio.Task[None] | None = None
         self._listen = listen
         self._services = services
         self._names = tuple(service_names)
@@ -67,7 +80,7 @@ class GrpcServer:
         if self._server is not None:
             return self._port
         server = grpc.aio.server(
-            interceptors=[ErrorInterceptor()],
+            interceptors=[*([] if self._keys is None else [Guard(self._keys)]), ErrorInterceptor()],
             options=_channel_options(self._options),
             maximum_concurrent_rpcs=self._options.concurrent_rpcs_max,
         )
@@ -79,11 +92,14 @@ class GrpcServer:
         self._health = servicer
         await self.set_serving(False)
         try:
-            port = server.add_insecure_port(self._listen)
+            tls = tls_of(self._security)
+            port = server.add_insecure_port(self._listen) if tls is None else server.add_secure_port(self._listen, tls)
         except RuntimeError as error:
             raise ConfigError(f"listen: cannot bind {self._listen}: {error}") from error
         await server.start()
         self._server = server
+        if self._keys is not None:
+            self._following = asyncio.create_task(self._keys.run(), name="keys")
         self._port = 0 if self._listen.startswith("unix:") else port
         return self._port
 
@@ -101,9 +117,22 @@ class GrpcServer:
         server, self._server = self._server, None
         if server is None:
             return
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
         await server.stop(self._options.stop_grace_s if grace_s is None else grace_s)
+
+
+def tls_of(security: SecuritySettings) -> grpc.ServerCredentials | None:
+    """None without TLS. Raises ConfigError for files that cannot be read."""
+    if not security.tls_cert_file:
+        return None
+    own = (read_pem("security.tls_key_file", security.tls_key_file), read_pem("security.tls_cert_file", security.tls_cert_file))
+    authorities = security.tls_client_ca_file
+    roots = read_pem("security.tls_client_ca_file", authorities) if authorities else None
+    return grpc.ssl_server_credentials([own], root_certificates=roots, require_client_auth=roots is not None)
 
 
 def _channel_options(settings: GrpcSettings) -> list[tuple[str, int]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from qlm.credentials import Credentials, read_key
+from qlm_core.errors import ConfigError
 from qlm_core.model import ModelFacts, ModelSpec
 from qlm_queue.values import Bounds, Durability
 
@@ -148,6 +151,62 @@ class TelemetrySettings(Section):
     log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
     metrics_host: str = Field("127.0.0.1", min_length=1, description="Where Prometheus metrics are served.")
     metrics_port: int = Field(0, ge=0, le=65_535, description="Their port; 0: any free one, which the `ready` log line names.")
+
+
+class SecuritySettings(Section):
+    """Who may call, and how connections are protected (docs/howto/secure.md)."""
+
+    key_file: str = Field("", description="Keys of callers, written by `qlm keys` and read again when it changes. Empty: no keys.")
+    no_auth: bool = Field(False, description="Without keys: serves other hosts too, where whoever reaches it may do everything.")
+    no_tls: bool = Field(False, description="With keys: serves other hosts without TLS, as behind a proxy that has it.")
+    service_key_file: str = Field("", description="A key of role `service`, which agents show to planners.")
+    tls_cert_file: str = Field("", description="PEM file of this process's certificate chain. Empty: no TLS.")
+    tls_key_file: str = Field("", description="PEM file of its key.")
+    tls_client_ca_file: str = Field("", description="PEM file of the authorities whose certificates callers must show (mutual TLS).")
+    tls_ca_file: str = Field("", description="PEM file of the authorities that vouch for the other services; wanted with tls_cert_file.")
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> SecuritySettings:
+        if len({bool(self.tls_cert_file), bool(self.tls_key_file), bool(self.tls_ca_file)}) > 1:
+            raise ValueError("tls_cert_file, tls_key_file and tls_ca_file go together")
+        if self.tls_client_ca_file and not self.tls_cert_file:
+            raise ValueError("tls_client_ca_file needs tls_cert_file")
+        return self
+
+    def check_listen(self, setting: str, address: str) -> None:
+        """Raises ConfigError for an address that other hosts reach, where nothing protects it."""
+        host = address.rpartition(":")[0].strip("[]")
+        if address.startswith("unix:") or is_loopback(host):
+            return
+        if not self.key_file and not self.no_auth:
+            raise ConfigError(
+                f"{setting}: other hosts reach {host}, and calls need no keys: listen on 127.0.0.1, name a file of keys in "
+                "security.key_file (`qlm keys add`), or set security.no_auth=true to serve anyone"
+            )
+        if self.key_file and not self.tls_cert_file and not self.no_tls:
+            raise ConfigError(
+                f"{setting}: other hosts reach {host}, and keys would travel in clear: set security.tls_cert_file, "
+                "or security.no_tls=true where a proxy or a private network protects them"
+            )
+
+    def credentials(self) -> Credentials:
+        """What this process shows to other services. Raises ConfigError."""
+        return Credentials(
+            api_key=read_key(self.service_key_file) if self.service_key_file else "",
+            ca_file=self.tls_ca_file,
+            cert_file=self.tls_cert_file,
+            cert_key_file=self.tls_key_file,
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class GrpcSettings(Section):

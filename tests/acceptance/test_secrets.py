@@ -15,7 +15,9 @@ import pytest
 import redis
 
 import qlm
+from identity_files import add_key
 from qlm.errors import QlmError
+from qlm_process.identity.keys import Role
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import Durability
 from running_cluster import RunningCluster, wait_until
@@ -68,14 +70,15 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> subpr
     )
 
 
-def found_in(*texts: str) -> list[str]:
-    """The marks, each with the line that it is in."""
-    return [f"{mark}: {line[:400]}" for text in texts for line in text.splitlines() for mark in MARKS if mark in line]
+def found_in(*texts: str, keys: tuple[str, ...] = ()) -> list[str]:
+    """The marks, each with the line that it is in. `keys`: API keys, of which only the ids may be shown."""
+    marks = (*MARKS, *(key.split("_")[2] for key in keys))
+    return [f"{mark}: {line[:400]}" for text in texts for line in text.splitlines() for mark in marks if mark in line]
 
 
-def use(cluster: RunningCluster, server: RunningTextServer) -> None:
+def use(cluster: RunningCluster, server: RunningTextServer, access: qlm.Credentials) -> None:
     """Requests that end well, are refused at once, by the engine or by a faulty server, and are cancelled."""
-    with qlm.Client(cluster.address, call_timeout_s=30.0) as client:
+    with qlm.Client(cluster.address, call_timeout_s=30.0, credentials=access) as client:
         prompts: list[qlm.messages.Prompt] = [f"{PROMPT} [5 words]", [{"role": "user", "content": f"{PROMPT} <|im_end|> [5 words]"}]]
         for model in ("sim", "far"):
             for prompt in prompts:
@@ -102,15 +105,26 @@ def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path, reco
     config = tmp_path / "qlm.yaml"
     config.write_text(CONFIG.format(far=server.url, remote=MODEL, password=USER_PASSWORD))
     settings = {"agent.simulated.time_scale": "20", "telemetry.log_level": "debug"}
-    environment = {"QLM_CONFIG": str(config), "QLM_QUEUE__URL": url, "FAR_KEY": KEY}
+    key_file, service_key_file = tmp_path / "keys.json", tmp_path / "service.key"
+    key, service_key = add_key(key_file, "default"), add_key(key_file, "services", Role.SERVICE)
+    service_key_file.write_text(service_key)
+    access = qlm.Credentials(api_key=key)
+    environment = {
+        "QLM_CONFIG": str(config),
+        "QLM_QUEUE__URL": url,
+        "FAR_KEY": KEY,
+        "QLM_API_KEY": key,
+        "QLM_SECURITY__KEY_FILE": str(key_file),
+        "QLM_SECURITY__SERVICE_KEY_FILE": str(service_key_file),
+    }
     said: list[str] = []
     with RunningCluster(tmp_path / "state", settings, environment) as cluster:
-        use(cluster, server)
+        use(cluster, server, access)
         commands = [Path(f"/proc/{process.pid}/cmdline").read_text() for process in cluster.state.processes]
         assert len(commands) == 6
         said += commands
         for name in ("gateway-0", "sim-0"):  # a fault of each kind, with requests under way
-            with qlm.Client(cluster.address, call_timeout_s=30.0) as client:
+            with qlm.Client(cluster.address, call_timeout_s=30.0, credentials=access) as client:
                 client.submit("sim", f"{PROMPT} under way", max_tokens=2000)
             (pid,) = (process.pid for process in cluster.state.processes if process.name == name)
             os.kill(pid, signal.SIGKILL)
@@ -120,9 +134,18 @@ def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path, reco
             client_of_server.client_kill_filter(_type="normal", skipme=True)
             wait_until(lambda: "away" in cluster.log() or "refuses" in cluster.log(), 30.0, "the wrong password is told")
             client_of_server.config_set("requirepass", PASSWORD)
-        use(cluster, server)
+        use(cluster, server, access)
+        add_key(key_file, "another")  # read while it runs
+        wait_until(lambda: "keys_read" in cluster.log(), 30.0, "the keys are read")
         state_dir = str(cluster.state_dir)
-        for arguments in (["status", "--state-dir", state_dir], ["models"], ["health", "--address", cluster.address]):
+        address = ["--address", cluster.address]
+        for arguments in (
+            ["status", "--state-dir", state_dir],
+            ["models"],
+            ["health", *address],
+            ["status", *address],
+            ["pause", "sim", *address],
+        ):
             done = command(*arguments, environment=environment)
             said += [done.stdout, done.stderr]
         assert cluster.interrupt() == 0, cluster.log()
@@ -133,10 +156,21 @@ def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path, reco
             done = command(service, *wrong)
             assert done.returncode == 2, done
             said += [done.stdout, done.stderr]
+    for arguments in (
+        ["gateway", "--set", f"security.key_file={key}"],
+        ["gateway", "--set", f"security={{key_file: '{key}', nam: x}}"],
+        ["agent", "--set", f"security={{key_file: x, service_key_file: '{key}'}}"],
+        ["status", "--api-key-file", key],
+        ["keys", "list", "--file", key],
+        ["keys", "list", "--file", str(key_file)],
+    ):
+        done = command(*arguments, environment={"QLM_QUEUE__URL": "redis://127.0.0.1:1"})
+        said += [done.stdout, done.stderr]
+    said.append(key_file.read_text())
     logs = [path.read_text() for path in sorted(tmp_path.glob("state/**/*.log*"))]
     assert len(logs) >= 7
     assert sum("accepts" in log or "ready" in log for log in logs) >= 6
-    found = found_in(*said, *logs)
+    found = found_in(*said, *logs, keys=(key, service_key))
     record_property("marks found", len(found))
     assert found == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,11 +254,19 @@ class Rig:
     def new_queue(self) -> RedisQueue:
         return RedisQueue(self.server.url, "test", bounds=self.bounds)
 
-    async def gateway(self, *, tokenizer: str = "", context_tokens_max: int = CONTEXT_TOKENS_MAX, **settings: Any) -> GatewayRun:
+    async def gateway(
+        self,
+        *,
+        tokenizer: str = "",
+        context_tokens_max: int = CONTEXT_TOKENS_MAX,
+        security: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> GatewayRun:
         model = {"name": MODEL, "profile": "Mistral-7B", "context_tokens_max": context_tokens_max, "tokenizer": tokenizer}
         config = GatewayConfig.model_validate(
             {
                 "models": [model],
+                "security": security or {},
                 "gateway": {"listen": "127.0.0.1:0", "drain_grace_s": 0.5, "stream_poll_s": 0.1, "stream_recheck_s": 0.5, **settings},
             }
         )

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from qlm.api.v1.request_pb2 import Logprobs
-from qlm_core.errors import InvalidRequest
+from qlm_core.errors import ConfigError, InvalidRequest
 from qlm_gateway.front.http.answers import logprobs_of
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import Call, EventId, read_call
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.wire import draft_of
+from qlm_process.settings import SecuritySettings
 
 SETTINGS = HttpSettings()
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Why?"}]}
@@ -80,14 +80,20 @@ def test_logprobs_hold_no_infinity() -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:80", "[::]:80", "10.1.2.3:80", "example.org:80"])
 def test_other_hosts_are_served_only_where_a_setting_says_so(address: str) -> None:
-    with pytest.raises(ValidationError, match="carry no keys"):
-        HttpSettings(listen=address)
-    assert HttpSettings(listen=address, no_auth=True).port == 80
+    with pytest.raises(ConfigError, match=r"security\.key_file.*security\.no_auth"):
+        SecuritySettings().check_listen("listen", address)
+    with pytest.raises(ConfigError, match=r"tls_cert_file.*no_tls"):
+        SecuritySettings(key_file="keys").check_listen("listen", address)
+    tls = {"tls_cert_file": "a", "tls_key_file": "b", "tls_ca_file": "c"}
+    for allowed in ({"no_auth": True}, {"key_file": "keys", "no_tls": True}, {"key_file": "keys", **tls}):
+        SecuritySettings.model_validate(allowed).check_listen("listen", address)
+    assert HttpSettings(listen=address).port == 80
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.0.1:80", "[::1]:80", "localhost:80", ""])
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.0.1:80", "[::1]:80", "localhost:80", "unix:/run/qlm.sock"])
 def test_loopback_needs_no_setting(address: str) -> None:
-    assert HttpSettings(listen=address).listen == address
+    SecuritySettings().check_listen("listen", address)
+    SecuritySettings(key_file="keys").check_listen("listen", address)
 
 
 # Hostile --------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,17 @@ from qlm_core.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN,
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.slo_rules import PRIORITY_MAX
-from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
+from qlm_process.settings import (
+    Count,
+    GrpcSettings,
+    ListenAddress,
+    ModelSettings,
+    QueueSettings,
+    Seconds,
+    Section,
+    SecuritySettings,
+    TelemetrySettings,
+)
 
 
 class SimulatedSettings(Section):
@@ -105,6 +115,7 @@ class AgentConfig(Section):
     models: tuple[ModelSettings, ...] = Field((), description="The served models.")
     agent: AgentSettings = Field(default_factory=AgentSettings, description="This agent.")
     planner: FollowedPolicy = Field(default_factory=FollowedPolicy, exclude=True)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
 
     @model_validator(mode="after")

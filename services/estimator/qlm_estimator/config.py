@@ -7,7 +7,7 @@ from pydantic import Field
 from qlm_core.model import ModelSpec
 from qlm_estimator.machine import Learning
 from qlm_process.config import GrpcSettings, ModelSettings, QueueSettings, Section, TelemetrySettings
-from qlm_process.settings import Count, ListenAddress, Seconds
+from qlm_process.settings import Count, ListenAddress, Seconds, SecuritySettings
 
 
 class EstimatorSettings(Section):
@@ -48,6 +48,7 @@ class EstimatorConfig(Section):
     queue: QueueSettings = Field(default_factory=QueueSettings)
     models: tuple[ModelSettings, ...] = ()
     estimator: EstimatorSettings = Field(default_factory=EstimatorSettings)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
     def catalogue(self) -> dict[str, ModelSpec]:

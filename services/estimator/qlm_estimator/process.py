@@ -64,7 +64,13 @@ class EstimatorProcess:
             fresh_s=settings.overview_fresh_s,
             leader=shell,
         )
-        server = GrpcServer(settings.listen, [lambda to: add_EstimatorServicer_to_server(service, to)], [SERVICE_NAME], settings.grpc)
+        server = GrpcServer(
+            settings.listen,
+            [lambda to: add_EstimatorServicer_to_server(service, to)],
+            [SERVICE_NAME],
+            settings.grpc,
+            self._config.security,
+        )
         try:
             if not await reach_queue(self._queue, clock, stop):
                 return

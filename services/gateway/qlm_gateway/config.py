@@ -15,7 +15,17 @@ from qlm_gateway.admission.rules import AdmissionLimits
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.streams.readers import StreamLimits
 from qlm_gateway.text.model_text import ModelText, open_text
-from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
+from qlm_process.settings import (
+    Count,
+    GrpcSettings,
+    ListenAddress,
+    ModelSettings,
+    QueueSettings,
+    Seconds,
+    Section,
+    SecuritySettings,
+    TelemetrySettings,
+)
 
 
 class GatewaySettings(Section):
@@ -67,6 +77,7 @@ class GatewayConfig(Section):
     models: tuple[ModelSettings, ...] = Field((), description="Served models; a request for another is refused.")
     gateway: GatewaySettings = Field(default_factory=GatewaySettings, description="This gateway.")
     planner: PlannerChoices = Field(default_factory=PlannerChoices, description="The fallback under overload.")
+    security: SecuritySettings = Field(default_factory=SecuritySettings, description="Keys and TLS.")
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
 
 

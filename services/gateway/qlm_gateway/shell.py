@@ -16,6 +16,7 @@ from qlm_core.overload import Overload
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.admission.entry import Entry
 from qlm_gateway.config import GatewayConfig, catalogue_of, open_texts
+from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.server import HttpFront
 from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
@@ -24,6 +25,7 @@ from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.streams.hub import StreamHub
 from qlm_gateway.streams.machine import GatewayMachine
 from qlm_process.grpc_server import GrpcServer
+from qlm_process.identity.key_ring import open_key_ring
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.connection import reach_queue
 from qlm_queue.port import Queue
@@ -74,12 +76,16 @@ class Gateway:
             refuse_late=config.planner.overload is Overload.REFUSE,
         )
         updates = OutlookUpdates(queue, self._watch, monotonic)
-        service = GatewayService(queue, catalogue, texts, entry, self._hub, self._watch, updates, self.metrics)
+        self._keys = open_key_ring(config.security)
+        callers = Callers(self._keys)
+        service = GatewayService(queue, catalogue, texts, entry, self._hub, self._watch, updates, self.metrics, callers)
         self._server = GrpcServer(
             settings.listen,
             [lambda server: add_GatewayServicer_to_server(service, server)],
             [SERVICE_NAME],
             settings.grpc,
+            config.security,
+            guarded=False,
         )
         self._http = HttpFront(
             settings.http,
@@ -87,6 +93,8 @@ class Gateway:
             texts,
             self.metrics,
             new_id,
+            callers,
+            config.security,
             is_serving=lambda: not self._watch.away and not self._hub.draining,
             is_draining=lambda: self._hub.draining,
         )
@@ -127,6 +135,8 @@ class Gateway:
             tasks.create_task(self._watch.run())
             tasks.create_task(self._keep_health())
             tasks.create_task(self._http.run())
+            if self._keys is not None:
+                tasks.create_task(self._keys.run())
 
     async def _drain(self) -> None:
         """Nothing new is taken; open streams go on up to the grace, then end with DRAINING."""

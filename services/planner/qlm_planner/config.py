@@ -22,6 +22,7 @@ from qlm_process.settings import (
     QueueSettings,
     Seconds,
     Section,
+    SecuritySettings,
     TelemetrySettings,
 )
 
@@ -120,6 +121,7 @@ class PlannerConfig(Section):
     queue: QueueSettings = Field(default_factory=QueueSettings)
     models: tuple[ModelSettings, ...] = Field(min_length=1, description="The models that the queue serves.")
     planner: PlannerSettings = Field(default_factory=PlannerSettings)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
     def policy(self) -> Policy:

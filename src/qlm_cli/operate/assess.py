@@ -15,7 +15,7 @@ from qlm.api.v1.request_pb2 import SloKind
 from qlm_cli.console import plain_console
 from qlm_cli.json_text import json_text
 from qlm_cli.options import address_option
-from qlm_cli.profiles.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
+from qlm_cli.profiles.estimator_calls import asked, estimator_option
 
 GROUPS_SHOWN = 20
 
@@ -44,7 +44,7 @@ def assess(instances: tuple[str, ...], groups_max: int, as_json: bool, estimator
     Exit codes: 0 done; 1 no estimator answered, or an instance is not alive; 2 wrong use.
     """
     request = estimator_pb2.AssessRequest(instances=instances, groups_max=groups_max)
-    found = asked(estimator, addresses, lambda stub: stub.Assess(request, timeout=CALL_TIMEOUT_S))
+    found = asked(estimator, addresses, lambda stub: stub.Assess, request)
     rows = [(queue.instance, group) for queue in found.queues for group in queue.groups]
     rows.sort(key=lambda row: -row[1].late_expected)
     unpredictable = [queue.instance for queue in found.queues if queue.unpredictable]

@@ -8,6 +8,8 @@ import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from qlm_cli.options import access_options, credentials
+
 EXIT_NOT_SERVING = 1
 
 
@@ -23,12 +25,13 @@ EXIT_NOT_SERVING = 1
     metavar="SECONDS",
     help="Deadline.",
 )
+@access_options
 def health(address: str, service: str, timeout_s: float) -> None:
     """Ask the process at HOST:PORT whether it serves (grpc.health.v1), and print what it says.
 
     A standby serves: it takes over. Exit codes: 0 SERVING, 1 anything else or no answer, 2 wrong use.
     """
-    with grpc.insecure_channel(address) as channel:
+    with credentials().channel(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError as error:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 import qlm
-from qlm_cli.options import address_option
+from qlm_cli.options import address_option, credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ def pause(model: str | None, tenant: str | None, addresses: tuple[str, ...]) -> 
     A pause is kept in the queue, over restarts of every service; `qlm status` shows it. Exit codes: 0 paused, 1 an error, 2 wrong use.
     """
     whose = _said(model, tenant)
-    with qlm.Client(list(addresses)) as client:
+    with qlm.Client(list(addresses), credentials=credentials()) as client:
         changed = client.pause(model=model, tenant=tenant)
     click.echo(f"{whose} is paused" if changed else f"{whose} is paused already")
 
@@ -39,7 +39,7 @@ def resume(model: str | None, tenant: str | None, addresses: tuple[str, ...]) ->
     Exit codes: 0 it is not paused now, 1 an error, 2 wrong use.
     """
     whose = _said(model, tenant)
-    with qlm.Client(list(addresses)) as client:
+    with qlm.Client(list(addresses), credentials=credentials()) as client:
         changed = client.resume(model=model, tenant=tenant)
     click.echo(f"{whose} goes on" if changed else f"{whose} is not paused")
 

@@ -13,7 +13,7 @@ import qlm
 from qlm_cli.console import plain_console
 from qlm_cli.json_text import json_text
 from qlm_cli.operate.status import due, request_table
-from qlm_cli.options import address_option, tenant_option
+from qlm_cli.options import address_option, credentials, tenant_option
 from qlm_core.errors import NotFound
 
 PAGE = 500
@@ -44,7 +44,7 @@ def list_(model: str, tenant: str, state: str | None, limit: int, as_json: bool,
     that has ended is not listed; `qlm requests show` knows it while its result is kept.
     """
     found: list[qlm.ListedRequest] = []
-    with qlm.Client(list(addresses)) as client:
+    with qlm.Client(list(addresses), credentials=credentials()) as client:
         for page in _pages(client, tenant=tenant, model=model, state=None if state is None else qlm.RequestState(state), limit=limit):
             found += page.requests
     more = bool(page.next_after)
@@ -86,7 +86,7 @@ def _table(found: list[qlm.ListedRequest], now_s: float) -> Table:
 def show(request_id: str, as_json: bool, tenant: str, addresses: tuple[str, ...]) -> None:
     """Show one request, also one that has ended, while its result is kept: state, model, place, objective, expected start and end, why it
     ended."""
-    with qlm.Client(list(addresses), tenant=tenant) as client:
+    with qlm.Client(list(addresses), tenant=tenant, credentials=credentials()) as client:
         found = client.status(request_id).request
     assert found is not None, "asked for by its id"
     if as_json:
@@ -102,13 +102,13 @@ def show(request_id: str, as_json: bool, tenant: str, addresses: tuple[str, ...]
 def cancel(request_ids: tuple[str, ...], tenant: str, addresses: tuple[str, ...]) -> None:
     """End requests as CANCELLED, whether they wait or run; one that has ended keeps its end, and that is said."""
     unknown = False
-    with qlm.Client(list(addresses), tenant=tenant) as client:
+    with qlm.Client(list(addresses), tenant=tenant, credentials=credentials()) as client:
         for request_id in request_ids:
             try:
                 state = client.cancel(request_id)
-            except NotFound:
+            except NotFound as error:
                 unknown = True
-                click.echo(f"{request_id}: no such request of tenant {tenant}", err=True)
+                click.echo(f"{request_id}: no such request of tenant {error.details.get('tenant', tenant)}", err=True)
                 continue
             click.echo(f"{request_id}: {state if state is qlm.RequestState.CANCELLED else f'has ended already: {state}'}")
     if unknown:

@@ -18,7 +18,7 @@ from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm.values import GroupStatus, HeldBytes
 from qlm_cli.console import plain_console
 from qlm_cli.json_text import json_text
-from qlm_cli.options import address_option, tenant_option
+from qlm_cli.options import address_option, credentials, tenant_option
 
 UNASSIGNED = "unassigned"
 """The virtual queue of groups that no instance can serve now."""
@@ -45,7 +45,7 @@ def status(
         raise click.UsageError("give REQUEST_ID or --request")
     request_id = request_id if request_id is not None else named
     console = plain_console()
-    with qlm.Client(list(addresses), tenant=tenant) as client:
+    with qlm.Client(list(addresses), tenant=tenant, credentials=credentials()) as client:
         if as_json:
             document: dict[str, object] = asdict(client.status(request_id))
             document["models"] = [asdict(model) for model in client.models()]
@@ -99,8 +99,10 @@ def _advice(planner: str) -> str:
     if not planner:
         return ""
     try:
-        with grpc.insecure_channel(planner) as channel:
-            return planner_pb2_grpc.PlannerStub(channel).GetAdvice(planner_pb2.GetAdviceRequest(), timeout=ADVICE_TIMEOUT_S).line
+        access = credentials()
+        with access.channel(planner) as channel:
+            stub = planner_pb2_grpc.PlannerStub(channel)
+            return stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=ADVICE_TIMEOUT_S, metadata=access.metadata).line
     except grpc.RpcError:
         return ""
 

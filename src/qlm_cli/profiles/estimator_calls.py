@@ -12,11 +12,14 @@ from qlm.api.v1 import gateway_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
 from qlm.api.v1.gateway_pb2_grpc import GatewayStub
 from qlm.wire_errors import from_rpc_error
+from qlm_cli.options import credentials
 from qlm_core.errors import QlmError, Unavailable
 
 CALL_TIMEOUT_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20
+Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
+Method = Callable[[EstimatorStub], "grpc.UnaryUnaryMultiCallable[Asked, Answer]"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -26,23 +29,24 @@ def estimator_option(command: F) -> F:
     )(command)
 
 
-def asked(estimator: str | None, addresses: tuple[str, ...], call: Callable[[EstimatorStub], Answer]) -> Answer:
+def asked(estimator: str | None, addresses: tuple[str, ...], method: Method[Asked, Answer], request: Asked) -> Answer:
     """Asks the estimator; a standby names the leader, which is asked then. Raises QlmError."""
     address = estimator or _leader(addresses)
     try:
-        return _ask(address, call)
+        return _ask(address, method, request)
     except QlmError as error:
         leader = error.details.get("leader", "") if error.reason == "NOT_LEADER" else ""
         if not leader or leader == address:
             raise
-        return _ask(leader, call)
+        return _ask(leader, method, request)
 
 
-def _ask(address: str, call: Callable[[EstimatorStub], Answer]) -> Answer:
+def _ask(address: str, method: Method[Asked, Answer], request: Asked) -> Answer:
     options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.max_send_message_length", MESSAGE_BYTES_MAX)]
-    with grpc.insecure_channel(address, options=options) as channel:
+    access = credentials()
+    with access.channel(address, options) as channel:
         try:
-            return call(EstimatorStub(channel))
+            return method(EstimatorStub(channel))(request, timeout=CALL_TIMEOUT_S, metadata=access.metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
@@ -50,10 +54,12 @@ def _ask(address: str, call: Callable[[EstimatorStub], Answer]) -> Answer:
 def _leader(addresses: tuple[str, ...]) -> str:
     """The leading estimator's address, as the first gateway that answers knows it."""
     failures: list[QlmError] = []
+    access = credentials()
     for address in addresses:
-        with grpc.insecure_channel(address) as channel:
+        with access.channel(address) as channel:
             try:
-                found = GatewayStub(channel).QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=CALL_TIMEOUT_S).estimator
+                status = GatewayStub(channel).QueueStatus
+                found = status(gateway_pb2.QueueStatusRequest(), timeout=CALL_TIMEOUT_S, metadata=access.metadata).estimator
             except grpc.RpcError as error:
                 failures.append(from_rpc_error(error))
                 continue

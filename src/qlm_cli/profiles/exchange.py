@@ -15,7 +15,7 @@ from rich.table import Table
 from qlm.api.v1 import estimator_pb2
 from qlm_cli.console import plain_console
 from qlm_cli.options import address_option
-from qlm_cli.profiles.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
+from qlm_cli.profiles.estimator_calls import asked, estimator_option
 from qlm_core.errors import InvalidRequest
 from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
@@ -91,7 +91,7 @@ def import_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> Non
         raise click.UsageError(f"{file}: {error}") from error
     request = estimator_pb2.ImportProfilesRequest(profiles=profile_wire.to_proto(snapshot))
     try:
-        answer = asked(*where, lambda stub: stub.ImportProfiles(request, timeout=CALL_TIMEOUT_S))
+        answer = asked(*where, lambda stub: stub.ImportProfiles, request)
     except InvalidRequest as error:
         raise click.UsageError(f"{file}: {error.message}") from error
     click.echo(f"{answer.hardware} hardware and {answer.workload} workload rows are in version {answer.version}")
@@ -99,9 +99,7 @@ def import_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> Non
 
 def read_profiles(estimator: str | None, addresses: tuple[str, ...]) -> ProfileSnapshot:
     """What the estimator at that address knows, or the leader, as a gateway names it. Raises QlmError."""
-    return profile_wire.from_proto(
-        asked(estimator, addresses, lambda stub: stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=CALL_TIMEOUT_S))
-    )
+    return profile_wire.from_proto(asked(estimator, addresses, lambda stub: stub.GetProfiles, estimator_pb2.GetProfilesRequest()))
 
 
 def _document(snapshot: ProfileSnapshot) -> dict[str, object]:

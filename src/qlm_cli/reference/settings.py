@@ -36,6 +36,7 @@ SECTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("planner", "Entries in `planners`; all but one are standbys.", "qlm_planner.config", "PlannerSettings"),
     ("estimator", "Entries in `estimators`; all but one are standbys.", "qlm_estimator.config", "EstimatorSettings"),
     ("agent", "Entries in `agents`, one an instance.", "qlm_agent.config", "AgentSettings"),
+    ("security", "Keys and TLS; the same for all processes ([how to](../howto/secure.md)).", "qlm_process.settings", "SecuritySettings"),
     ("telemetry", "Logs and metrics.", "qlm_process.settings", "TelemetrySettings"),
     ("up", "Supervision by `qlm up`.", "qlm_cli.up.config", "UpSection"),
     ("load", "The run of `make demo`.", "qlm_load.demo.settings", "LoadSection"),

@@ -10,9 +10,10 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from qlm.credentials import Credentials
 from qlm_cli.console import plain_console
 from qlm_cli.json_text import json_text
-from qlm_cli.options import address_option
+from qlm_cli.options import address_option, credentials
 from qlm_cli.top.frame import frame
 from qlm_process.cluster.observer import ClusterObserver
 from qlm_process.cluster.view import ClusterView
@@ -45,29 +46,29 @@ def top(every_s: float, window_s: float, once: bool, as_json: bool, addresses: t
 
     Exit codes: 0 done; 1 no gateway answered (with --once and --json); 2 wrong use.
     """
-    console = plain_console()
+    console, access = plain_console(), credentials()
     if as_json or once or not console.is_terminal:
-        view = asyncio.run(_look(addresses, window_s))
+        view = asyncio.run(_look(addresses, window_s, access))
         if as_json:
             click.echo(json_text(asdict(view)))
         else:
             console.print(frame(view))
         sys.exit(0 if view.gateway_answered else EXIT_AWAY)
     try:
-        asyncio.run(_watch(addresses, window_s, every_s, console))
+        asyncio.run(_watch(addresses, window_s, every_s, console, access))
     except KeyboardInterrupt:
         return  # how a watch is meant to end
 
 
-async def _look(addresses: tuple[str, ...], window_s: float) -> ClusterView:
+async def _look(addresses: tuple[str, ...], window_s: float, access: Credentials) -> ClusterView:
     """Two looks: the first one may have to find out who leads."""
-    async with ClusterObserver(addresses, window_s=window_s) as observer:
+    async with ClusterObserver(addresses, window_s=window_s, credentials=access) as observer:
         view = await observer.look()
         return view if all(part.answered for part in view.parts) else await observer.look()
 
 
-async def _watch(addresses: tuple[str, ...], window_s: float, every_s: float, console: Console) -> None:
-    async with ClusterObserver(addresses, window_s=window_s) as observer:
+async def _watch(addresses: tuple[str, ...], window_s: float, every_s: float, console: Console, access: Credentials) -> None:
+    async with ClusterObserver(addresses, window_s=window_s, credentials=access) as observer:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 live.update(frame(await observer.look()), refresh=True)

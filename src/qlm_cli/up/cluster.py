@@ -12,6 +12,7 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from qlm.credentials import Credentials
 from qlm_cli.up.child import Child, Phase
 from qlm_cli.up.config import UpConfig, process_specs
 from qlm_cli.up.server import SupervisedServer
@@ -29,6 +30,7 @@ class Cluster:
 
     def __init__(self, config: UpConfig, config_path: str, overrides: Mapping[str, object]) -> None:
         self._config = config
+        self._credentials = config.security.credentials()
         self._config_path = config_path
         self._overrides = overrides
         self._state_dir = Path(config.queue.state_dir).resolve()
@@ -114,7 +116,7 @@ class Cluster:
         """Asks each new start of a child until it serves."""
         while True:
             await child.ready.wait()
-            if child.phase is Phase.READY and await _serves(child.state().address):
+            if child.phase is Phase.READY and await _serves(child.state().address, self._credentials):
                 child.mark_serving()
             await asyncio.sleep(HEALTH_EVERY_S)
 
@@ -127,8 +129,8 @@ class Cluster:
         self._changed.set()
 
 
-async def _serves(address: str) -> bool:
-    async with grpc.aio.insecure_channel(address) as channel:
+async def _serves(address: str, credentials: Credentials) -> bool:
+    async with credentials.aio_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qlm_process.config import OVERRIDES_VARIABLE
-from qlm_process.settings import Count, QueueSettings, Seconds, Section, TelemetrySettings
+from qlm_process.settings import Count, QueueSettings, Seconds, Section, SecuritySettings, TelemetrySettings
 
 
 class Entry(BaseModel):
@@ -40,6 +40,7 @@ class UpConfig(Section):
     """What `qlm up` reads of the file."""
 
     queue: QueueSettings = Field(default_factory=QueueSettings)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     up: UpSection = Field(default_factory=UpSection)
     gateways: tuple[Entry, ...] = Field((Entry(name="gateway-0"),), min_length=1)

@@ -20,6 +20,7 @@ from qlm.api.v1.agent_pb2_grpc import AgentStub
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
 from qlm.api.v1.gateway_pb2_grpc import GatewayStub
 from qlm.api.v1.planner_pb2_grpc import PlannerStub
+from qlm.credentials import Credentials, credentials_of
 from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import QlmError
 from qlm_process.cluster.view import (
@@ -54,8 +55,17 @@ Answer = TypeVar("Answer")
 class ClusterObserver:
     """`gateways`: "host:port" of each. Close it, or use it as an asynchronous context manager."""
 
-    def __init__(self, gateways: Sequence[str], *, window_s: float = 0.0, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """`window_s`: seconds that outcomes are asked for; 0: the estimator's default."""
+    def __init__(
+        self,
+        gateways: Sequence[str],
+        *,
+        window_s: float = 0.0,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`window_s`: seconds that outcomes are asked for; 0: the estimator's default. `credentials`: by default the
+        environment's."""
+        self._credentials = credentials or credentials_of()
         self._gateways = list(gateways)
         self._window_s = window_s
         self._timeout_s = call_timeout_s
@@ -137,24 +147,26 @@ class ClusterObserver:
 
     async def _status(self, address: str) -> gateway_pb2.QueueStatusResponse:
         stub: GatewayAsyncStub = GatewayStub(self._channel(address))
-        return await stub.QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=self._timeout_s)
+        return await stub.QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=self._timeout_s, metadata=self._credentials.metadata)
 
     async def _plan(self, address: str) -> planner_pb2.Plan:
         stub: PlannerAsyncStub = PlannerStub(self._channel(address))
-        return await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=self._timeout_s)
+        return await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=self._timeout_s, metadata=self._credentials.metadata)
 
     async def _outcomes(self, address: str) -> OutcomesView:
         stub: EstimatorAsyncStub = EstimatorStub(self._channel(address))
         request = estimator_pb2.GetOutcomesRequest(window_s=self._window_s)
-        return outcomes_view(await stub.GetOutcomes(request, timeout=self._timeout_s))
+        return outcomes_view(await stub.GetOutcomes(request, timeout=self._timeout_s, metadata=self._credentials.metadata))
 
     async def _agent(self, address: str) -> AgentView:
         stub: AgentAsyncStub = AgentStub(self._channel(address))
-        return agent_view(await stub.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=self._timeout_s))
+        return agent_view(
+            await stub.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=self._timeout_s, metadata=self._credentials.metadata)
+        )
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            self._channels[address] = self._credentials.aio_channel(address, _OPTIONS)
         return self._channels[address]
 
     async def _forget_channels(self) -> None:

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-import grpc
 import grpc.aio
 import structlog
 
 from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
+from qlm.credentials import Credentials
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.instance import InstanceFacts
 from qlm_process.wire.instance import to_proto
@@ -32,13 +32,16 @@ class Announcer:
         facts: Callable[[], InstanceFacts],
         load: Callable[[], instance_pb2.InstanceLoad],
         publish: Callable[[instance_pb2.InstanceLoad], Awaitable[None]],
+        credentials: Credentials,
     ) -> None:
-        """`publish`: reports to the queue, by the load. `load` is called every `every_s` in any case: it feeds the metrics."""
+        """`publish`: reports to the queue, by the load. `load` is called every `every_s` in any case: it feeds the metrics.
+        `credentials`: for planners."""
         self._queue = queue
         self._every_s = every_s
         self._facts = facts
         self._load = load
         self._publish = publish
+        self._credentials = credentials
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
         self._announced = ("", "", False)
@@ -75,12 +78,15 @@ class Announcer:
         if not address:
             return
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(address)
+            self._channel = self._credentials.aio_channel(address)
         stub: planner_pb2_grpc.PlannerAsyncStub = planner_pb2_grpc.PlannerStub(self._channel)
+        metadata = self._credentials.metadata
         if self._announced != (address, facts.incarnation, facts.draining):
-            await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=to_proto(facts)), timeout=DEADLINE_S)
+            register = planner_pb2.RegisterInstanceRequest(instance=to_proto(facts))
+            await stub.RegisterInstance(register, timeout=DEADLINE_S, metadata=metadata)
             self._announced = (address, facts.incarnation, facts.draining)
-        await stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation=facts.incarnation, load=load), timeout=DEADLINE_S)
+        heartbeat = planner_pb2.HeartbeatRequest(incarnation=facts.incarnation, load=load)
+        await stub.Heartbeat(heartbeat, timeout=DEADLINE_S, metadata=metadata)
 
     async def _close(self) -> None:
         channel, self._channel = self._channel, None

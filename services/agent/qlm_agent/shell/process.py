@@ -14,6 +14,7 @@ from qlm_agent.shell.reports import Reporter
 from qlm_agent.shell.service import AgentService
 from qlm_agent.shell.shell import AgentShell, ShellSettings
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
+from qlm_core.errors import ConfigError
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.queue.clock import ServerClock
@@ -28,6 +29,8 @@ class AgentProcess:
 
     def __init__(self, config: AgentConfig, queue: Queue, metrics: AgentMetrics, provider: TracerProvider) -> None:
         agent = config.agent
+        if config.security.key_file and not config.security.service_key_file:
+            raise ConfigError("security.service_key_file: an agent needs one beside key_file, to report to the planner")
         made = engine_of(config, shipped_snapshot())
         models = made.models
         names = tuple(models)
@@ -52,10 +55,15 @@ class AgentProcess:
             AgentTelemetry(agent.name, metrics, provider, self._reporter.add),
             now_s=self._clock.now_s,
             on_serving=self._serving.put_nowait,
+            credentials=config.security.credentials(),
         )
         service = AgentService(self.shell)
         self._server = GrpcServer(
-            agent.listen, [lambda server: agent_pb2_grpc.add_AgentServicer_to_server(service, server)], [SERVICE_NAME], agent.grpc
+            agent.listen,
+            [lambda server: agent_pb2_grpc.add_AgentServicer_to_server(service, server)],
+            [SERVICE_NAME],
+            agent.grpc,
+            config.security,
         )
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:

@@ -13,6 +13,7 @@ from typing import assert_never
 import structlog
 
 from qlm.api.v1 import instance_pb2
+from qlm.credentials import Credentials
 from qlm_agent.decisions.effects import (
     AbortRuns,
     Complete,
@@ -79,6 +80,7 @@ class AgentShell:
         *,
         now_s: Callable[[], float],
         on_serving: Callable[[bool], None] = lambda serving: None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.machine = AgentMachine(machine_settings)
         self._queue = queue
@@ -103,7 +105,9 @@ class AgentShell:
         self._driver = EngineDriver(
             engine, self._held, telemetry, now_s=now_s, step=self._step, incarnation=lambda: self.machine.incarnation
         )
-        self._announcer = Announcer(queue, settings.heartbeat_s, lambda: self._calls.facts, self.load, self._publish)
+        self._announcer = Announcer(
+            queue, settings.heartbeat_s, lambda: self._calls.facts, self.load, self._publish, credentials or Credentials()
+        )
         self._group: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # when it rings

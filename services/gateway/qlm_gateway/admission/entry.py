@@ -13,7 +13,7 @@ from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.request_pb2 import Request, TraceContext
 from qlm_core.errors import NotFound, QlmError, QueueFull
 from qlm_core.group import slo_class
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.request import RequestKey, RequestState, Slo
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.length_guess import guess_length
 from qlm_gateway.admission.overload import late_refusal
@@ -82,6 +82,11 @@ class Entry:
         self._new_request_id = new_request_id
         self._monotonic = monotonic
         self._turns = asyncio.Semaphore(ACCEPTS_IN_FLIGHT_MAX)
+
+    @property
+    def default_slo(self) -> Slo:
+        """Of requests that name none."""
+        return self._limits.default_slo
 
     async def enter(self, request: Request, metadata: Metadata, gateway: str) -> Entered:
         """Accepts a request, with its frames sent to `gateway` ("" for nowhere). Changes the message. Raises InvalidRequest, NotFound,

@@ -29,15 +29,16 @@ from qlm.api.v1.gateway_pb2 import (
     SubmitResponse,
 )
 from qlm.api.v1.gateway_pb2_grpc import GatewayServicer
+from qlm.api.v1.request_pb2 import Request, ResultError
 from qlm.api.v1.request_pb2 import Result as ResultMessage
-from qlm.api.v1.request_pb2 import ResultError
 from qlm_core.errors import invalid_field
 from qlm_core.name_rules import TENANT_BYTES_MAX, check_name
 from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.entry import Entered, Entry
-from qlm_gateway.admission.rules import model_of, request_key
+from qlm_gateway.admission.rules import model_of
+from qlm_gateway.front.callers import Caller, Callers
 from qlm_gateway.front.listing import listed
 from qlm_gateway.front.status import models_message, queue_message, request_message
 from qlm_gateway.metrics import GatewayMetrics
@@ -76,7 +77,9 @@ class GatewayService(GatewayServicer):
         watch: QueueWatch,
         updates: OutlookUpdates,
         metrics: GatewayMetrics,
+        callers: Callers | None = None,
     ) -> None:
+        self._callers = callers or Callers()
         self._updates = updates
         self._queue = queue
         self._catalogue = catalogue
@@ -89,41 +92,51 @@ class GatewayService(GatewayServicer):
     # The two streams write to the context themselves: half the cost of a generator, and they end where they are cancelled.
 
     async def Generate(self, request: GenerateRequest, context: CallContext) -> None:  # type: ignore[override]
+        metadata = _metadata(context)
+        caller = self._callers.caller(metadata)
+        self._admit(caller, request.request)
         every_s = checked_every_s(request.outlook_every_s)
         self._hub.check_room()
         stream = self._hub.expect()
         try:
-            entered = await self._entry.enter(request.request, _metadata(context), self._hub.gateway)
-            if entered.receipt.duplicate:
-                self._hub.open(entered.key, ReaderKind.TOKENS, stream=stream)
-            else:
-                self._hub.accepted(stream, entered.key, entered.receipt.queue_id, entered.model)
-            await context.write(StreamResponse(accepted=await self._told(entered)))
-            await self._follow(stream, context, entered.key, every_s)
+            async with self._callers.held(caller):
+                entered = await self._entry.enter(request.request, metadata, self._hub.gateway)
+                if entered.receipt.duplicate:
+                    self._hub.open(entered.key, ReaderKind.TOKENS, stream=stream)
+                else:
+                    self._hub.accepted(stream, entered.key, entered.receipt.queue_id, entered.model)
+                await context.write(StreamResponse(accepted=await self._told(entered)))
+                await self._follow(stream, context, entered.key, every_s)
         finally:
             self._hub.close(stream)
 
     async def Stream(self, request: StreamRequest, context: CallContext) -> None:  # type: ignore[override]
-        key = request_key(request.tenant, request.request_id)
+        caller = self._caller(context)
+        key = caller.request_key(request.tenant, request.request_id)
         every_s = checked_every_s(request.outlook_every_s)
         self._hub.check_room()
         stream = self._hub.open(key, ReaderKind.TOKENS, request.offset)
         try:
-            await self._follow(stream, context, key, every_s)
+            async with self._callers.held(caller):
+                await self._follow(stream, context, key, every_s)
         finally:
             self._hub.close(stream)
 
     async def Submit(self, request: SubmitRequest, context: CallContext) -> SubmitResponse:
+        metadata = _metadata(context)
+        self._admit(self._callers.caller(metadata), request.request)
         self._hub.check_open()
         # Nobody reads its tokens yet, so they are sent nowhere.
-        entered = await self._entry.enter(request.request, _metadata(context), "")
+        entered = await self._entry.enter(request.request, metadata, "")
         return SubmitResponse(accepted=await self._told(entered))
 
     async def Result(self, request: ResultRequest, context: CallContext) -> ResultResponse:
-        key = request_key(request.tenant, request.request_id)
+        caller = self._caller(context)
+        key = caller.request_key(request.tenant, request.request_id)
         if not 0.0 <= request.wait_s <= WAIT_S_MAX:
             raise invalid_field("wait_s", f"from 0 to {WAIT_S_MAX:g}", request.wait_s)
-        result = await self._wait_for_end(key, request.wait_s) if request.wait_s > 0.0 else None
+        async with self._callers.held(caller):
+            result = await self._wait_for_end(key, request.wait_s) if request.wait_s > 0.0 else None
         if result is None:
             found = await self._queue.find(key)
             if not isinstance(found, TerminalRecord):
@@ -134,14 +147,18 @@ class GatewayService(GatewayServicer):
         return ResultResponse(state=result.state, result=result)
 
     async def Cancel(self, request: CancelRequest, context: CallContext) -> CancelResponse:
-        key = request_key(request.tenant, request.request_id)
+        key = self._caller(context).request_key(request.tenant, request.request_id, of_any=True)
         return CancelResponse(state=STATES[await self._queue.cancel(key, CANCELLED_RESULT)])
 
     async def ListModels(self, request: ListModelsRequest, context: CallContext) -> ListModelsResponse:
-        return ListModelsResponse(models=models_message(self._catalogue, self._watch.instances))
+        caller = self._caller(context)
+        models = models_message(self._catalogue, self._watch.instances)
+        return ListModelsResponse(models=[model for model in models if caller.may_use(model.name)])
 
     async def QueueStatus(self, request: QueueStatusRequest, context: CallContext) -> QueueStatusResponse:
-        key = request_key(request.tenant, request.request_id) if request.tenant or request.request_id else None
+        caller = self._caller(context)
+        named = request.tenant or request.request_id
+        key = caller.request_key(request.tenant, request.request_id, of_any=True) if named else None
         overview = await self._watch.overview()
         planner, estimator, refusal, held, loss = await asyncio.gather(
             self._queue.leader_address(PLANNER_ROLE),
@@ -154,12 +171,16 @@ class GatewayService(GatewayServicer):
         if key is not None:
             await self._watch.read_waits()
             response.request.CopyFrom(await request_message(self._queue, key, self._watch.recent, self._watch.now_s()))
-        return response
+        return caller.part_of(response)
 
     async def ListRequests(self, request: ListRequestsRequest, context: CallContext) -> ListRequestsResponse:
+        caller = self._caller(context)
+        if not caller.is_operator:
+            request.tenant = caller.tenant(request.tenant)
         return await listed(self._queue, request, await self._watch.overview(), self._watch.now_s())
 
     async def Pause(self, request: PauseRequest, context: CallContext) -> PauseResponse:
+        self._caller(context).check_operator()
         kind, name = _whose(request)
         if kind is PauseKind.MODEL:
             model_of(name, self._catalogue)
@@ -168,9 +189,16 @@ class GatewayService(GatewayServicer):
         return PauseResponse(changed=changed)
 
     async def Resume(self, request: PauseRequest, context: CallContext) -> PauseResponse:
+        self._caller(context).check_operator()
         changed = await self._queue.resume(*_whose(request))
         await self._watch.read_waits()
         return PauseResponse(changed=changed)
+
+    def _caller(self, context: CallContext) -> Caller:
+        return self._callers.caller(context.invocation_metadata())
+
+    def _admit(self, caller: Caller, request: Request) -> None:
+        caller.admit(request, self._entry.default_slo.seconds)
 
     async def _told(self, entered: Entered) -> Accepted:
         """What a client is told at acceptance. A request that was accepted before has its place, and is predicted there while it waits."""

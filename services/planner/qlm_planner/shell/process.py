@@ -48,6 +48,7 @@ class PlannerShell:
             [lambda server: planner_pb2_grpc.add_PlannerServicer_to_server(service, server)],
             [SERVICE_NAME],
             config.planner.grpc,
+            config.security,
         )
         self.ready = asyncio.Event()
 

@@ -81,6 +81,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """In a Result: it would have been late under overload (`planner.overload`)."""
     ERROR_REASON_RECORD_DAMAGED: _ErrorReason.ValueType  # 25
     """In a Result: the request's record in the queue was damaged. Send the request again."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 26
+    """UNAUTHENTICATED. No API key, or one that is not valid or was revoked."""
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 27
+    """PERMISSION_DENIED; field (model, slo.seconds, slo.priority or tenant) and its rule, or method. The API key may not do this."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper): ...
 
@@ -141,4 +145,8 @@ ERROR_REASON_SHED: ErrorReason.ValueType  # 24
 """In a Result: it would have been late under overload (`planner.overload`)."""
 ERROR_REASON_RECORD_DAMAGED: ErrorReason.ValueType  # 25
 """In a Result: the request's record in the queue was damaged. Send the request again."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 26
+"""UNAUTHENTICATED. No API key, or one that is not valid or was revoked."""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 27
+"""PERMISSION_DENIED; field (model, slo.seconds, slo.priority or tenant) and its rule, or method. The API key may not do this."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -272,7 +272,7 @@ class ResultRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """As in the request. Empty: "default"."""
+    """As in the request. Empty: the API key's, without keys "default"."""
     request_id: _builtins.str
     """1 to 128 bytes of printable ASCII. Required."""
     wait_s: _builtins.float
@@ -327,7 +327,7 @@ class StreamRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     OUTLOOK_EVERY_S_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """As in the request. Empty: "default"."""
+    """As in the request. Empty: the API key's, without keys "default"."""
     request_id: _builtins.str
     """1 to 128 bytes of printable ASCII. Required."""
     offset: _builtins.int
@@ -357,7 +357,7 @@ class CancelRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """As in the request. Empty: "default"."""
+    """As in the request. Empty: the API key's, without keys "default"."""
     request_id: _builtins.str
     """1 to 128 bytes of printable ASCII. Required."""
     def __init__(

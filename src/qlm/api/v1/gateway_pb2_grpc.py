@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GatewayStub(object):
-    """The way in. Any gateway answers for any request of its queue.
+    """The way in. Any gateway answers for any request of its queue. With a file of keys every call wants the metadata `authorization: Bearer
+    KEY`: the key gives the tenant, and requests of others do not exist for it.
     """
 
     def __init__(self, channel):
@@ -88,7 +89,8 @@ class GatewayStub(object):
 
 
 class GatewayServicer(object):
-    """The way in. Any gateway answers for any request of its queue.
+    """The way in. Any gateway answers for any request of its queue. With a file of keys every call wants the metadata `authorization: Bearer
+    KEY`: the key gives the tenant, and requests of others do not exist for it.
     """
 
     def Generate(self, request, context):
@@ -136,28 +138,29 @@ class GatewayServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def QueueStatus(self, request, context):
-        """The state of the queue, and of one request if named.
+        """The state of the queue, and of one request if named. Without an operator's key: the request, refusal and pauses alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """A page of the requests that have not ended, of all tenants, in the order of acceptance.
+        """A page of the requests that have not ended, of all tenants with an operator's key, in the order of acceptance.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue.
+        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue. Wants
+        an operator's key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Ends a pause.
+        """Ends a pause. Wants an operator's key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -225,7 +228,8 @@ def add_GatewayServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Gateway(object):
-    """The way in. Any gateway answers for any request of its queue.
+    """The way in. Any gateway answers for any request of its queue. With a file of keys every call wants the metadata `authorization: Bearer
+    KEY`: the key gives the tenant, and requests of others do not exist for it.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GatewayStub:
-    """The way in. Any gateway answers for any request of its queue."""
+    """The way in. Any gateway answers for any request of its queue. With a file of keys every call wants the metadata `authorization: Bearer
+    KEY`: the key gives the tenant, and requests of others do not exist for it.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -49,17 +51,21 @@ class GatewayStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
     """The models that may be asked for."""
     QueueStatus: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]
-    """The state of the queue, and of one request if named."""
+    """The state of the queue, and of one request if named. Without an operator's key: the request, refusal and pauses alone."""
     ListRequests: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]
-    """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
+    """A page of the requests that have not ended, of all tenants with an operator's key, in the order of acceptance."""
     Pause: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]
-    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue."""
+    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue. Wants
+    an operator's key.
+    """
     Resume: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]
-    """Ends a pause."""
+    """Ends a pause. Wants an operator's key."""
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
-    """The way in. Any gateway answers for any request of its queue."""
+    """The way in. Any gateway answers for any request of its queue. With a file of keys every call wants the metadata `authorization: Bearer
+    KEY`: the key gives the tenant, and requests of others do not exist for it.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.StreamResponse]  # type: ignore[assignment]
@@ -78,16 +84,20 @@ class GatewayAsyncStub(GatewayStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
     """The models that may be asked for."""
     QueueStatus: _aio.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]  # type: ignore[assignment]
-    """The state of the queue, and of one request if named."""
+    """The state of the queue, and of one request if named. Without an operator's key: the request, refusal and pauses alone."""
     ListRequests: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]  # type: ignore[assignment]
-    """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
+    """A page of the requests that have not ended, of all tenants with an operator's key, in the order of acceptance."""
     Pause: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]  # type: ignore[assignment]
-    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue."""
+    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue. Wants
+    an operator's key.
+    """
     Resume: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]  # type: ignore[assignment]
-    """Ends a pause."""
+    """Ends a pause. Wants an operator's key."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
-    """The way in. Any gateway answers for any request of its queue."""
+    """The way in. Any gateway answers for any request of its queue. With a file of keys every call wants the metadata `authorization: Bearer
+    KEY`: the key gives the tenant, and requests of others do not exist for it.
+    """
 
     @_abc_1.abstractmethod
     def Generate(
@@ -146,7 +156,7 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.QueueStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.QueueStatusResponse, _abc.Awaitable[_gateway_pb2.QueueStatusResponse]]:
-        """The state of the queue, and of one request if named."""
+        """The state of the queue, and of one request if named. Without an operator's key: the request, refusal and pauses alone."""
 
     @_abc_1.abstractmethod
     def ListRequests(
@@ -154,7 +164,7 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.ListRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.ListRequestsResponse, _abc.Awaitable[_gateway_pb2.ListRequestsResponse]]:
-        """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
+        """A page of the requests that have not ended, of all tenants with an operator's key, in the order of acceptance."""
 
     @_abc_1.abstractmethod
     def Pause(
@@ -162,7 +172,9 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.PauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.PauseResponse, _abc.Awaitable[_gateway_pb2.PauseResponse]]:
-        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue."""
+        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue. Wants
+        an operator's key.
+        """
 
     @_abc_1.abstractmethod
     def Resume(
@@ -170,6 +182,6 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.PauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.PauseResponse, _abc.Awaitable[_gateway_pb2.PauseResponse]]:
-        """Ends a pause."""
+        """Ends a pause. Wants an operator's key."""
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

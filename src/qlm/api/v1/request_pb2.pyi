@@ -131,7 +131,7 @@ class Request(_message.Message):
     text: _builtins.str
     """Plain text, tokenized by the model's own tokenizer."""
     tenant: _builtins.str
-    """Who pays and is counted: 1 to 64 bytes of printable ASCII. Empty: "default"."""
+    """Who pays and is counted: 1 to 64 bytes of printable ASCII. Empty: the API key's, without keys "default"."""
     application: _builtins.str
     """A label of the calling application, for output length prediction and reports: at most 64 bytes."""
     request_id: _builtins.str

@@ -18,9 +18,11 @@ from qlm_gateway.front.http.event_stream import EventStream, Metadata, StreamedC
 from qlm_gateway.front.http.joint_acceptance import JointAcceptance
 from qlm_gateway.front.http.responses import json_response, logged_error
 from qlm_gateway.front.service import CallContext, GatewayService
+from qlm_process.identity.keys import AUTHORIZATION
 
 CANCEL_TIMEOUT_S = 2.0
-_TRACE_HEADERS = ("traceparent", "tracestate")
+_PASSED_ON = (AUTHORIZATION, "traceparent", "tracestate")
+"""Headers that become metadata of the service's calls."""
 
 
 class Completions:
@@ -45,19 +47,19 @@ class Completions:
             await stream.keep_alive()
 
     async def _enqueue(self, http: web.Request, call: Call) -> web.StreamResponse:
-        submitted = await self._service.Submit(SubmitRequest(request=call.requests[0]), UnaryContext(_metadata(http)))
+        submitted = await self._service.Submit(SubmitRequest(request=call.requests[0]), UnaryContext(metadata_of(http)))
         accepted = submitted.accepted
         headers = {"Location": f"/v1/requests/{quote(call.request_id, safe='')}", **answer_headers(call, [accepted])}
         return json_response(accepted_document(accepted, call.model), status=202, headers=headers)
 
     async def _collect(self, http: web.Request, call: Call) -> web.StreamResponse:
-        metadata, acceptance = _metadata(http), JointAcceptance(len(call.requests))
+        metadata, acceptance = metadata_of(http), JointAcceptance(len(call.requests))
         choices = [CollectedChoice(index, metadata, acceptance) for index in range(len(call.requests))]
         try:
             await self._generate(call, choices, acceptance)
         except asyncio.CancelledError:
             if self._cancels_abandoned():
-                await self._withdraw(call)
+                await self._withdraw(call, metadata)
             raise
         text_of = self._text_of(call.model)
         document = completion(
@@ -73,7 +75,7 @@ class Completions:
 
     async def _stream(self, http: web.Request, call: Call) -> web.StreamResponse:
         stream = EventStream(http, call, self._text_of(call.model))
-        choices = stream.choices(_metadata(http))
+        choices = stream.choices(metadata_of(http))
         self._streams.add(stream)
         try:
             if call.resume is None:
@@ -103,7 +105,7 @@ class Completions:
             )
         except QlmError:
             if acceptance.refusal is not None and acceptance.accepted and not call.keyed:
-                await self._withdraw(call)
+                await self._withdraw(call, tuple(choices[0].invocation_metadata() or ()))
             raise
 
     async def _resume(self, call: Call, stream: EventStream, choices: Sequence[StreamedChoice]) -> None:
@@ -119,12 +121,12 @@ class Completions:
             ]
         )
 
-    async def _withdraw(self, call: Call) -> None:
+    async def _withdraw(self, call: Call, metadata: Metadata) -> None:
         """Cancels those that were accepted, as far as the queue answers."""
         for name in call.ids:
             try:
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                    await self._service.Cancel(CancelRequest(request_id=name), UnaryContext())
+                    await self._service.Cancel(CancelRequest(request_id=name), UnaryContext(metadata))
             except NotFound:
                 pass  # refused
             except (QlmError, TimeoutError) as error:
@@ -161,5 +163,5 @@ async def _awaited(call: Awaitable[None]) -> None:
     await call
 
 
-def _metadata(http: web.Request) -> Metadata:
-    return [(name, http.headers[name]) for name in _TRACE_HEADERS if name in http.headers]
+def metadata_of(http: web.Request) -> Metadata:
+    return [(name, http.headers[name]) for name in _PASSED_ON if name in http.headers]

@@ -13,17 +13,21 @@ from qlm_core.errors import (
     InvalidRequest,
     NotFound,
     OffsetOutOfRange,
+    PermissionDenied,
     PreconditionFailed,
     QlmError,
     QueueFull,
     RequestEnded,
     RequestIdConflict,
+    Unauthenticated,
     Unavailable,
 )
 
 _STATUS: tuple[tuple[type[QlmError], int], ...] = (
     (InvalidRequest, 400),
     (OffsetOutOfRange, 400),
+    (Unauthenticated, 401),
+    (PermissionDenied, 403),
     (NotFound, 404),
     (RequestIdConflict, 409),
     (PreconditionFailed, 409),
@@ -34,12 +38,13 @@ _STATUS: tuple[tuple[type[QlmError], int], ...] = (
 )
 _STATUS_OF_END = {"CANCELLED": 409, "EXPIRED": 504, "SHED": 503, "KV_CAPACITY_EXCEEDED": 400}
 """By reason; of any other 500."""
-_CODES = {"UNKNOWN_MODEL": "model_not_found", "PROMPT_TOO_LONG": "context_length_exceeded"}
+_CODES = {"UNAUTHENTICATED": "invalid_api_key", "UNKNOWN_MODEL": "model_not_found", "PROMPT_TOO_LONG": "context_length_exceeded"}
 """By reason, where the API has its own; of any other the reason in small letters."""
 _PARAMS = {
     "request_id": "Idempotency-Key",
     "tokens.ids": "prompt",
     "slo.seconds": "x-qlm-slo-seconds",
+    "slo.priority": "x-qlm-priority",
     "chat.messages": "messages",
     "chat.messages.role": "messages",
     "sampling.json_schema": "response_format",
@@ -90,6 +95,8 @@ def error_body(error: QlmError, *, chat: bool = False) -> bytes:
 
 def error_headers(error: QlmError) -> dict[str, str]:
     """Retry hints, and for what ends the same way again that there is no use in it."""
+    if isinstance(error, Unauthenticated):
+        return {"WWW-Authenticate": "Bearer"}
     retry_after_s = error.retry_after_s
     if retry_after_s is not None:
         return {"Retry-After": str(math.ceil(retry_after_s)), "retry-after-ms": str(math.ceil(retry_after_s * 1000))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from aiohttp import web
 from qlm.api.v1.gateway_pb2 import CancelRequest, ListModelsRequest, QueueStatusRequest, ResultRequest
 from qlm.api.v1.request_pb2 import RequestState, Result
 from qlm_core.errors import ConfigError, NotFound, QlmError
+from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.answers import (
     TextOf,
     choice,
@@ -26,25 +28,29 @@ from qlm_gateway.front.http.answers import (
 )
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import read_call
-from qlm_gateway.front.http.completions import Completions, UnaryContext
+from qlm_gateway.front.http.completions import Completions, UnaryContext, metadata_of
 from qlm_gateway.front.http.errors import HttpError
 from qlm_gateway.front.http.event_stream import ESTIMATED_WAIT
 from qlm_gateway.front.http.responses import error_response, json_response, logged_error
-from qlm_gateway.front.http.settings import HttpSettings, is_loopback
+from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.text.model_text import ApproximateText, ModelText
+from qlm_process.settings import SecuritySettings, is_loopback
 
 STOP_GRACE_S = 0.5
 """For answers in progress, once the gateway has drained."""
 BACKLOG = 1_024
+FREE = ("/health", "/readiness")
+"""Paths that want no key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpFront:
     """Serves `settings.listen`. `is_serving`: the queue is there, and this process is not stopping. `is_draining`: it is stopping.
-    `new_id`: of a call without an idempotency key. One start and one stop."""
+    `new_id`: of a call without an idempotency key. Raises ConfigError for an address that may not be listened on. One start and one
+    stop."""
 
     def __init__(
         self,
@@ -53,11 +59,17 @@ class HttpFront:
         texts: Mapping[str, ModelText],
         metrics: GatewayMetrics,
         new_id: Callable[[], str],
+        callers: Callers,
+        security: SecuritySettings,
         *,
         is_serving: Callable[[], bool],
         is_draining: Callable[[], bool],
     ) -> None:
+        if settings.listen:
+            security.check_listen("gateway.http.listen", settings.listen)
         self._settings = settings
+        self._callers = callers
+        self._security = security
         self._service = service
         self._texts = texts
         self._metrics = metrics
@@ -70,8 +82,9 @@ class HttpFront:
 
     @property
     def url(self) -> str:
-        """ "http://host:port"; empty before the start."""
-        return f"http://{self._settings.listen.rpartition(':')[0]}:{self._port}" if self._port else ""
+        """ "http://host:port", or https; empty before the start."""
+        scheme = "https" if self._security.tls_cert_file else "http"
+        return f"{scheme}://{self._settings.listen.rpartition(':')[0]}:{self._port}" if self._port else ""
 
     async def start(self) -> None:
         """Binds and serves. Raises ConfigError where the address cannot be bound."""
@@ -100,7 +113,8 @@ class HttpFront:
         await runner.setup()
         self._runner = runner
         try:
-            await web.TCPSite(runner, self._settings.host, self._settings.port, backlog=BACKLOG).start()
+            site = web.TCPSite(runner, self._settings.host, self._settings.port, backlog=BACKLOG, ssl_context=_tls_of(self._security))
+            await site.start()
         except OSError as error:
             raise ConfigError(f"gateway.http.listen: cannot bind {self._settings.listen}: {error}") from error
         self._port = runner.addresses[0][1]
@@ -143,7 +157,10 @@ class HttpFront:
     async def _checked(self, http: web.Request, handler: Handler) -> web.StreamResponse:
         if self._calls > self._settings.calls_max:
             raise HttpError(503, "calls_full", f"this gateway has {self._settings.calls_max} calls in progress and takes no more")
-        if not self._settings.no_auth and not is_loopback(_host_of(http.host)):
+        if self._callers.need_keys:
+            if http.path not in FREE:
+                self._callers.caller(metadata_of(http))  # before the body is read
+        elif not self._security.no_auth and not is_loopback(_host_of(http.host)):
             # A page of another site that has its name resolve to this machine.
             raise HttpError(403, "wrong_host", "without keys only this machine is served: the header Host names another")
         return await handler(http)
@@ -183,21 +200,21 @@ class HttpFront:
     # The rest ---------------------------------------------------------------------------------------------------------
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
-        return json_response(models_document((await self._service.ListModels(ListModelsRequest(), UnaryContext())).models))
+        return json_response(models_document((await self._service.ListModels(ListModelsRequest(), _context(http))).models))
 
     async def _model(self, http: web.Request) -> web.StreamResponse:
         name = http.match_info["model"]
-        for model in (await self._service.ListModels(ListModelsRequest(), UnaryContext())).models:
+        for model in (await self._service.ListModels(ListModelsRequest(), _context(http))).models:
             if model.name == name:
                 return json_response(model_document(model))
         raise NotFound(f"model {name[:128]!r} is not served here", reason="UNKNOWN_MODEL")
 
     async def _request(self, http: web.Request) -> web.StreamResponse:
         request_id = http.match_info["id"]
-        status = (await self._service.QueueStatus(QueueStatusRequest(request_id=request_id), UnaryContext())).request
+        status = (await self._service.QueueStatus(QueueStatusRequest(request_id=request_id), _context(http))).request
         result = None
         if status.state == RequestState.REQUEST_STATE_COMPLETED:
-            result = self._result((await self._service.Result(ResultRequest(request_id=request_id), UnaryContext())).result)
+            result = self._result((await self._service.Result(ResultRequest(request_id=request_id), _context(http))).result)
         headers = {"x-request-id": request_id}
         if status.HasField("prediction"):
             headers[ESTIMATED_WAIT] = f"{status.prediction.wait_p50_s:.3f}"
@@ -220,7 +237,7 @@ class HttpFront:
 
     async def _cancel(self, http: web.Request) -> web.StreamResponse:
         request_id = http.match_info["id"]
-        answer = await self._service.Cancel(CancelRequest(request_id=request_id), UnaryContext())
+        answer = await self._service.Cancel(CancelRequest(request_id=request_id), _context(http))
         document = {"id": request_id, "object": "qlm.request", "state": state_name(answer.state)}
         return json_response(document, headers={"x-request-id": request_id})
 
@@ -231,6 +248,25 @@ class HttpFront:
         if not self._is_serving():
             raise HttpError(503, "not_ready", "the queue is away, or this gateway is stopping")
         return json_response({"status": "ready"})
+
+
+def _context(http: web.Request) -> UnaryContext:
+    return UnaryContext(metadata_of(http))
+
+
+def _tls_of(security: SecuritySettings) -> ssl.SSLContext | None:
+    """None without TLS. Raises ConfigError for files that cannot be read."""
+    if not security.tls_cert_file:
+        return None
+    authorities = security.tls_client_ca_file
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authorities or None)
+        context.load_cert_chain(security.tls_cert_file, security.tls_key_file)
+    except OSError as error:
+        raise ConfigError(f"security: the files of tls_* cannot be read as PEM: {error.strerror or error}") from None
+    if authorities:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _host_of(host: str) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from qlm_core.slo_rules import SECONDS_MIN, SLO_S_MAX
 from qlm_process.settings import PORT, Count, Seconds, Section
@@ -17,7 +16,6 @@ class HttpSettings(Section):
     """Its limits, and which objectives its tiers stand for."""
 
     listen: HttpAddress = Field("", description='"host:port" (port 0: any free one). Empty: no HTTP. `qlm up`: 127.0.0.1:8080.')
-    no_auth: bool = Field(False, description="Serves other hosts, though requests carry no keys. Else it listens on loopback only.")
     priority_slo_s: float = Field(20.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: priority`, in seconds.")
     flex_slo_s: float = Field(600.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: flex`, in seconds.")
     unknown_fields: Literal["ignore", "refuse"] = Field("ignore", description="Fields of a body that docs/reference/http.md does not name.")
@@ -38,22 +36,3 @@ class HttpSettings(Section):
     @property
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])
-
-    @model_validator(mode="after")
-    def _keyless_is_local(self) -> HttpSettings:
-        if self.listen and not self.no_auth and not is_loopback(self.host):
-            raise ValueError(
-                f"listen: other hosts reach {self.host}, and requests carry no keys: "
-                "listen on 127.0.0.1, or set no_auth=true to serve anyone"
-            )
-        return self
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own."""
-    if host in ("localhost", "127.0.0.1"):
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

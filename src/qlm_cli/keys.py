@@ -1,0 +1,102 @@
+"""The commands `qlm keys`: the file that gateways and services check callers by."""
+
+from __future__ import annotations
+
+import os
+
+import click
+from pydantic import ValidationError
+from rich.table import Table
+
+from qlm_cli.console import plain_console
+from qlm_cli.json_text import json_text
+from qlm_core.errors import ConfigError
+from qlm_process.identity.key_file import edited, read_keys
+from qlm_process.identity.keys import Role, new_key
+
+file_option = click.option(
+    "--file",
+    "-f",
+    "path",
+    envvar="QLM_SECURITY__KEY_FILE",
+    required=True,
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="The file of keys (security.key_file). QLM_SECURITY__KEY_FILE names it, too.",
+)
+
+
+@click.group("keys")
+def keys() -> None:
+    """Make, list or revoke API keys. A key is shown once: the file holds its salted hash. Processes follow the file within 5 s.
+
+    Exit codes: 0 done, 1 no such key, 2 wrong use, or a file that cannot be used.
+    """
+
+
+@keys.command()
+@file_option
+@click.option("--tenant", required=True, metavar="NAME", help="Whose requests it sends and sees.")
+@click.option(
+    "--role",
+    type=click.Choice([str(role) for role in Role]),
+    default=str(Role.CLIENT),
+    show_default=True,
+    help="client: a tenant's requests; operator: control and the status of all, too; service: calls of agents to planners.",
+)
+@click.option("--model", "-m", "models", multiple=True, metavar="NAME", help="A model that it may use; may be repeated. Default: all.")
+@click.option("--slo-min", "slo_s_min", type=float, default=0.0, metavar="SECONDS", help="The least SLO it may ask for. Default: any.")
+@click.option("--priority-min", type=int, metavar="N", help="The most urgent strict priority it may ask for. Default: it has none.")
+@click.option("--to", "to", type=click.Path(dir_okay=False), metavar="FILE", help="Write the key to a new file that only you can read.")
+def add(path: str, tenant: str, role: str, models: tuple[str, ...], slo_s_min: float, priority_min: int | None, to: str | None) -> None:
+    """Make a key and print it."""
+    try:
+        row, key = new_key(Role(role), tenant, models=models, slo_s_min=slo_s_min, priority_min=priority_min)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        raise click.UsageError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
+    with edited(path) as rows:
+        if to is not None:
+            _write_new(to, key)
+        rows.append(row)
+    click.echo(f"{row.id}: in {to}" if to is not None else key)
+
+
+@keys.command("list")
+@file_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_(path: str, as_json: bool) -> None:
+    """List the keys by their ids, without what they are checked by."""
+    rows = read_keys(path)
+    if as_json:
+        click.echo(json_text({"keys": [row.model_dump(mode="json", exclude={"salt", "hash"}) for row in rows]}))
+        return
+    table = Table()
+    for heading in ("id", "role", "tenant", "models", "least SLO", "priorities"):
+        table.add_column(heading)
+    for row in rows:
+        priorities = "none" if row.priority_min is None else f"from {row.priority_min}"
+        table.add_row(row.id, str(row.role), row.tenant, ", ".join(row.models) or "all", f"{row.slo_s_min:g} s", priorities)
+    plain_console().print(table)
+
+
+@keys.command()
+@click.argument("key_id", metavar="ID")
+@file_option
+def revoke(key_id: str, path: str) -> None:
+    """Revoke the key with this ID: its calls are refused, and its open streams end."""
+    with edited(path) as rows:
+        left = [row for row in rows if row.id != key_id]
+        if len(left) == len(rows):
+            raise click.ClickException("no key has this id (see `qlm keys list`)")
+        rows[:] = left
+    click.echo(f"{key_id} is revoked")
+
+
+def _write_new(path: str, key: str) -> None:
+    """Raises ConfigError where there is such a file."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(f"{key}\n")
+    except OSError as error:
+        raise ConfigError(f"--to: {path}: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""Who calls: keys, the file that holds them, and what a key may do."""

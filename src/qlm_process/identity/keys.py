@@ -1,0 +1,90 @@
+"""API keys. A key is 32 random bytes, shown once; kept are a salt and the HMAC-SHA256 of the key under it."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from enum import StrEnum
+
+from pydantic import Field
+
+from qlm_core.errors import Unauthenticated
+from qlm_core.name_rules import TENANT_BYTES_MAX
+from qlm_core.slo_rules import PRIORITY_MAX, SLO_S_MAX
+from qlm_process.settings import Section
+
+AUTHORIZATION = "authorization"
+SCHEME = "Bearer "
+PREFIX = "qlm"
+ID_BYTES, SALT_BYTES, SECRET_BYTES = 4, 16, 32
+
+
+class Role(StrEnum):
+    """What a key is for: a tenant's requests; control of the cluster and the status of all; calls between services."""
+
+    CLIENT = "client"
+    OPERATOR = "operator"
+    SERVICE = "service"
+
+
+class Key(Section):
+    """A row of the key file. `models`: those it may use; none: all. `slo_s_min`: the least SLO, in seconds. `priority_min`: the most
+    urgent strict priority; None: no strict priority."""
+
+    id: str = Field(pattern=rf"^[0-9a-f]{{{2 * ID_BYTES}}}$")
+    salt: str = Field(pattern=rf"^[0-9a-f]{{{2 * SALT_BYTES}}}$")
+    hash: str = Field(pattern=r"^[0-9a-f]{64}$")
+    role: Role = Role.CLIENT
+    tenant: str = Field(min_length=1, max_length=TENANT_BYTES_MAX, pattern=r"^[ -~]+$")
+    models: tuple[str, ...] = ()
+    slo_s_min: float = Field(0.0, ge=0.0, le=SLO_S_MAX)
+    priority_min: int | None = Field(None, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
+
+    def matches(self, secret: str) -> bool:
+        """In constant time."""
+        return hmac.compare_digest(self.hash, _hash(self.salt, secret))
+
+
+def new_key(
+    role: Role, tenant: str, *, models: tuple[str, ...] = (), slo_s_min: float = 0.0, priority_min: int | None = None
+) -> tuple[Key, str]:
+    """A row and the key itself, "qlm_<id>_<secret>". Raises pydantic's ValidationError."""
+    identifier, salt, secret = secrets.token_hex(ID_BYTES), secrets.token_hex(SALT_BYTES), secrets.token_hex(SECRET_BYTES)
+    row = Key(
+        id=identifier,
+        salt=salt,
+        hash=_hash(salt, secret),
+        role=role,
+        tenant=tenant,
+        models=models,
+        slo_s_min=slo_s_min,
+        priority_min=priority_min,
+    )
+    return row, f"{PREFIX}_{identifier}_{secret}"
+
+
+def split_key(text: str) -> tuple[str, str]:
+    """The id and the secret of a key. Raises Unauthenticated."""
+    prefix, _, rest = text.partition("_")
+    identifier, _, secret = rest.partition("_")
+    if prefix != PREFIX or not secret:
+        raise unknown_key()
+    return identifier, secret
+
+
+def bearer_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The key that a call carries. Raises Unauthenticated where it carries none."""
+    for name, value in metadata or ():
+        if name.lower() == AUTHORIZATION and isinstance(value, str) and value.startswith(SCHEME):
+            return value.removeprefix(SCHEME).strip()
+    raise Unauthenticated("no API key: send the header authorization: Bearer KEY")
+
+
+def unknown_key() -> Unauthenticated:
+    """For a key that never was and for one that was revoked."""
+    return Unauthenticated("the API key is not valid")
+
+
+def _hash(salt: str, secret: str) -> str:
+    return hmac.digest(bytes.fromhex(salt), secret.encode(), "sha256").hex()
