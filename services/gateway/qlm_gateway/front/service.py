@@ -164,12 +164,12 @@ class GatewayService(GatewayServicer):
         if kind is PauseKind.MODEL:
             model_of(name, self._catalogue)
         changed = await self._queue.pause(kind, name)
-        await self._watch.read_waits()
+        await self._watch.read_pauses()
         return PauseResponse(changed=changed)
 
     async def Resume(self, request: PauseRequest, context: CallContext) -> PauseResponse:
         changed = await self._queue.resume(*_whose(request))
-        await self._watch.read_waits()
+        await self._watch.read_pauses()
         return PauseResponse(changed=changed)
 
     async def _told(self, entered: Entered) -> Accepted:
