@@ -136,7 +136,7 @@ class GatewayServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def QueueStatus(self, request, context):
-        """The state of the queue, and of one request if named.
+        """The state of the queue, at most 0.5 s old, and of one request now if named.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
