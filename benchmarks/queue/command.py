@@ -48,7 +48,7 @@ MEASURES: Mapping[str, Callable[[Bench], Awaitable[None]]] = {
 def queue(as_json: bool, only: tuple[str, ...], seed: int, quick: bool, out: Path) -> None:
     """Measure the live system: accepts, added latency, fan-out, pulls, bytes in the server, failover, recovery and a campaign of kills.
 
-    Real processes, real kills, tracing on with every trace sampled. Progress goes to stderr. A full run takes about ten minutes.
+    Real processes, real kills, a quarter of the streams traced. Progress goes to stderr. A full run takes about ten minutes.
 
     Exit codes: 0 all was measured; 1 a part could not be; 2 wrong use.
     """

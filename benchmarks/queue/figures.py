@@ -17,6 +17,7 @@ FIGURES: Sequence[Figure] = (
     Figure(key="accepts_per_s_disk", part="accepts", target="stated"),
     Figure(key="added_p50_ms", part="added", target="at 200/s <= 4", points=RATES, most={"at_200": 4.0}),
     Figure(key="added_p99_ms", part="added", target="at 200/s <= 15", points=RATES, most={"at_200": 15.0}),
+    Figure(key="cpu_ms_per_request", part="added", target="at 200/s <= 2.5", points=RATES, most={"at_200": 2.5}),
     Figure(key="fanout_tokens_per_s", part="fanout", target=">= 15,000", least={"": 15_000}),
     Figure(key="itl_p99_ms", part="fanout", target="<= 60", most={"": 60.0}),
     Figure(key="pull_100_p99_ms", part="pulls", target="<= 6", most={"": 6.0}),

@@ -23,7 +23,7 @@ NEAR_SLO_S = 20.0
 RATES_PER_S = (200, 400)
 SPANS_TIMEOUT_S = 20.0
 WITH_SPANS_MIN = 0.95
-"""Share of the requests whose engine time must be known."""
+"""Share of the traced requests whose engine time must be known."""
 STREAMS = 200
 STEPS_PER_S = 100.0
 """Decode steps of the fan-out's engine, each a token on every stream: 20,000 tokens a second offered."""
@@ -71,9 +71,10 @@ async def measure_accepts(bench: Bench) -> None:
 
 async def measure_added(bench: Bench) -> None:
     """Generate at Poisson times, 16-token answers. Added is the time from a request's due time to its last token at the client, minus the
-    engine's time, from the start of its prefill to its last token, by the spans of its trace."""
+    engine's time, from the start of its prefill to its last token, by the spans of its trace. CPU is that of all processes."""
     p50: dict[str, float | int | None] = {}
     p99: dict[str, float | int | None] = {}
+    cpu: dict[str, float | int | None] = {}
     shape = Shape(time_scale=ENGINE_FAST)
     async with LiveCluster(bench.out / "added", shape, bench.seed, bench.collector) as live, bench.collector.following():
         await _warm_up(bench, live, "added-warmup")
@@ -87,18 +88,20 @@ async def measure_added(bench: Bench) -> None:
                 "seconds": bench.sizes.added_s,
             }
             report = await run_worker("open_loop", settings, meter.on_event)
-            if report["errors"] or len(report["ended"]) < report["requests"]:
-                raise Unavailable(f"only {len(report['ended'])} of {report['requests']} requests ended: {report['errors']}")
+            if report["errors"] or report["ended"] < report["requests"]:
+                raise Unavailable(f"only {report['ended']} of {report['requests']} requests ended: {report['errors']}")
             added_s = await _less_engine(bench, report)
             summary = summary_ms(added_s)
             p50[f"at_{rate_per_s}"], p99[f"at_{rate_per_s}"] = summary["p50"], summary["p99"]
-            bench.details[f"added_{rate_per_s}"] = {**report, "added_ms": summary, **meter.summary(report["requests"])}
-    bench.values |= {"added_p50_ms": p50, "added_p99_ms": p99}
+            used = meter.summary(report["requests"])
+            cpu[f"at_{rate_per_s}"] = round(sum(used["cpu_us_each"].values()) / 1e3, 2)
+            bench.details[f"added_{rate_per_s}"] = {**report, "added_ms": summary, **used}
+    bench.values |= {"added_p50_ms": p50, "added_p99_ms": p99, "cpu_ms_per_request": cpu}
 
 
 async def _less_engine(bench: Bench, report: Report) -> list[float]:
-    """Seconds added to each request. Moves the requests from the report to sums of their legs."""
-    ended: dict[str, float] = dict(report.pop("ended"))
+    """Seconds added to each traced request. Moves those from the report to sums of their legs."""
+    ended: dict[str, float] = dict(report.pop("traced"))
     times = await bench.collector.times(ended, SPANS, SPANS_TIMEOUT_S)
     if len(times) < WITH_SPANS_MIN * len(ended):
         raise Unavailable(f"the spans of only {len(times)} of {len(ended)} requests arrived")

@@ -102,7 +102,7 @@ class CpuMeter:
         elif event == "end":
             self._end = reading
 
-    def summary(self, count: int) -> dict[str, object]:
+    def summary(self, count: int) -> dict[str, dict[str, float]]:
         """Cores that each process kept busy (those below 0.01 left out), and microseconds of CPU time for each of `count` operations: the
         latter hardly depends on the machine's other load."""
         seconds = max(self._end[0] - self._begin[0], 1e-9)

@@ -17,6 +17,8 @@ from benchmarks.queue.schedule import poisson_times, summary_ms
 from benchmarks.queue.worker import Report, Settings, report_event
 from qlm.api.v1.gateway_pb2 import GenerateRequest, StreamResponse
 
+TRACED_EVERY = 4
+"""One in so many requests has a sampled parent."""
 LEAD_S = 0.2
 """Between the connection and the first arrival."""
 
@@ -38,18 +40,22 @@ def _messages(source: PromptSource, count: int) -> list[bytes]:
     for index in range(count):
         message = GenerateRequest(request=prompts[index % len(prompts)])
         message.request.request_id = source.request_id(index)
+        if index % TRACED_EVERY == 0:
+            message.request.trace.traceparent = f"00-{index + 1:032x}-{index + 1:016x}-01"
         messages.append(message.SerializeToString())
     return messages
 
 
 async def open_loop(settings: Settings) -> Report:
-    """Generate at Poisson times of `rate_per_s` over `warmup_s` and `seconds`, independent of answers. Reports for each request that was
-    due in the latter and ended [id, due to last token in s], errors by code, and how late the client itself sent."""
+    """Generate at Poisson times of `rate_per_s` over `warmup_s` and `seconds`, independent of answers. Of the requests that were due
+    in the latter and ended it reports the number, and of each traced one [id, due to last token in s]; errors by code, and how late the
+    client itself sent."""
     source = _source(settings)
     warmup_s = settings["warmup_s"]
     times_s = poisson_times(settings["seed"], settings["rate_per_s"], warmup_s + settings["seconds"])
     messages = _messages(source, len(times_s))
-    ended: list[tuple[str, float]] = []
+    ended_s: list[float] = []
+    traced: list[tuple[str, float]] = []
     first_s: list[float] = []
     late_s: list[float] = []
     errors: Counter[str] = Counter()
@@ -66,7 +72,9 @@ async def open_loop(settings: Settings) -> Report:
             errors[error.code().name] += 1
             return
         if times_s[index] >= warmup_s and last_token_s:
-            ended.append((source.request_id(index), last_token_s - due_s))
+            ended_s.append(last_token_s - due_s)
+            if index % TRACED_EVERY == 0:
+                traced.append((source.request_id(index), ended_s[-1]))
             first_s.append(first_token_s - due_s)
             late_s.append(sent_s - due_s)
 
@@ -93,10 +101,11 @@ async def open_loop(settings: Settings) -> Report:
     return {
         "requests": sum(at_s >= warmup_s for at_s in times_s),
         "requests_in_all": len(times_s),
-        "ended": ended,
+        "ended": len(ended_s),
+        "traced": traced,
         "errors": dict(errors),
         "first_token_ms": summary_ms(first_s),
-        "last_token_ms": summary_ms([latency_s for _, latency_s in ended]),
+        "last_token_ms": summary_ms(ended_s),
         "sent_late_ms": summary_ms(late_s),
     }
 

@@ -13,9 +13,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace import Tracer as SdkTracer
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
+    INVALID_SPAN,
     Link,
     NonRecordingSpan,
     Span,
@@ -63,12 +64,13 @@ class _ProcessResource(Resource):
 def configure_tracing(service: str, instance: str) -> TracerProvider:
     """The process's tracer provider, of the OpenTelemetry service "qlm-<service>".
 
-    It samples always (the parent decides where there is one) unless OTEL_TRACES_SAMPLER says otherwise, and exports by OTLP over gRPC where
-    one of ENDPOINT_VARIABLES is set. Shut it down at the end: that flushes. Raises ConfigError where another protocol is asked for.
+    It exports by OTLP over gRPC where one of ENDPOINT_VARIABLES is set, and samples nothing elsewhere. The parent decides where there is
+    one, then OTEL_TRACES_SAMPLER; the default keeps all. Shut it down at the end: that flushes. Raises ConfigError for another protocol.
     """
     resource = Resource.create({"service.name": f"qlm-{service}", "service.instance.id": instance})
-    provider = TracerProvider(resource=_ProcessResource(resource))
-    if any(os.environ.get(variable) for variable in ENDPOINT_VARIABLES):
+    exports = any(os.environ.get(variable) for variable in ENDPOINT_VARIABLES)
+    provider = TracerProvider(resource=_ProcessResource(resource), sampler=None if exports else ALWAYS_OFF)
+    if exports:
         protocol = next((os.environ[variable] for variable in PROTOCOL_VARIABLES if os.environ.get(variable)), "grpc")
         if protocol != "grpc":
             raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL: may be grpc (given: {protocol!r})")
@@ -96,6 +98,11 @@ def context_of(traceparent: str, tracestate: str = "") -> Context:
     return TraceContextTextMapPropagator().extract({"traceparent": traceparent, "tracestate": tracestate}, context=Context())
 
 
+def stored_context(traceparent: str, tracestate: str) -> Context | None:
+    """The context of a stored request, None without a trace: a gateway stores those that are kept."""
+    return context_of(traceparent, tracestate) if traceparent else None
+
+
 def traceparent_of(span: Span) -> str:
     """The W3C traceparent of a span, "" for one that is not valid."""
     # By hand: the propagator takes five times as long, and every request comes by here.
@@ -111,10 +118,11 @@ def tracestate_of(span: Span) -> str:
 
 
 class LateSpan:
-    """A span of which all but its beginning is told at its end: one that lives meanwhile takes five times as long (16 us), and every
-    request has some. A child of `context`. `start_s`: seconds since the epoch, None for now. `span` stands for it in other spans."""
+    """A span that is made at its end: one that lives meanwhile takes five times as long (16 us), and every request has some. A child of
+    `context`. `start_s`: seconds since the epoch, None for now. `span` stands for it in other spans; where it is not kept, a sampled
+    parent does, or an invalid span."""
 
-    __slots__ = ("_attributes", "_links", "_name", "_parent", "_sampled", "_start_ns", "_tracer", "span")
+    __slots__ = ("_attributes", "_links", "_name", "_parent", "_start_ns", "_tracer", "span")
 
     def __init__(
         self,
@@ -125,53 +133,41 @@ class LateSpan:
         attributes: Mapping[str, AttributeValue] | None = None,
         links: Sequence[Link] = (),
     ) -> None:
-        self._tracer, self._name, self._links = tracer, name, links
-        self._start_ns = time.time_ns() if start_s is None else _nanoseconds(start_s)
+        parent = get_current_span(context).get_span_context()
+        self.span: Span = NonRecordingSpan(parent) if parent.trace_flags.sampled else INVALID_SPAN
+        self._tracer: SdkTracer | None = None
         if not isinstance(tracer, SdkTracer):  # OTEL_SDK_DISABLED
-            self.span = tracer.start_span(name, context=context, attributes=attributes, links=links, start_time=self._start_ns)
             return
         # What the tracer would do.
-        parent = get_current_span(context).get_span_context()
         trace_id = parent.trace_id if parent.is_valid else tracer.id_generator.generate_trace_id()
         sampling = tracer.sampler.should_sample(context, trace_id, name, SpanKind.INTERNAL, attributes, links)
+        if sampling.decision is not Decision.RECORD_AND_SAMPLE:
+            return
+        self._tracer, self._name, self._links, self._attributes = tracer, name, links, sampling.attributes
         self._parent = parent if parent.is_valid else None
-        self._attributes = sampling.attributes
-        self._sampled = sampling.decision is Decision.RECORD_AND_SAMPLE
-        span_context = SpanContext(
-            trace_id,
-            tracer.id_generator.generate_span_id(),
-            is_remote=False,
-            trace_flags=TraceFlags(TraceFlags.SAMPLED if self._sampled else TraceFlags.DEFAULT),
-            trace_state=sampling.trace_state,
-        )
-        self.span = NonRecordingSpan(span_context)
+        self._start_ns = time.time_ns() if start_s is None else _nanoseconds(start_s)
+        span_id, flags = tracer.id_generator.generate_span_id(), TraceFlags(TraceFlags.SAMPLED)
+        self.span = NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags, trace_state=sampling.trace_state))
 
     def end(self, end_s: float | None = None, attributes: Mapping[str, AttributeValue] | None = None, status: Status | None = None) -> None:
         """Records it; call it once. An end before its start is taken as the start (the server's clock and an estimate of it differ by less
         than a millisecond). `attributes`: beside those of its beginning."""
-        end_ns = max(self._start_ns, time.time_ns() if end_s is None else _nanoseconds(end_s))
-        tracer = self._tracer
-        if not isinstance(tracer, SdkTracer):
-            if attributes:
-                self.span.set_attributes(attributes)
-            if status is not None:
-                self.span.set_status(status)
-            self.span.end(end_time=end_ns)
-        elif self._sampled:
-            tracer.span_processor.on_end(
-                ReadableSpan(
-                    self._name,
-                    self.span.get_span_context(),
-                    self._parent,
-                    tracer.resource,
-                    {**self._attributes, **attributes} if attributes else self._attributes,
-                    links=self._links,
-                    status=status or _UNSET,
-                    start_time=self._start_ns,
-                    end_time=end_ns,
-                    instrumentation_scope=_SCOPE,
-                )
+        if self._tracer is None:
+            return
+        self._tracer.span_processor.on_end(
+            ReadableSpan(
+                self._name,
+                self.span.get_span_context(),
+                self._parent,
+                self._tracer.resource,
+                {**self._attributes, **attributes} if attributes else self._attributes,
+                links=self._links,
+                status=status or _UNSET,
+                start_time=self._start_ns,
+                end_time=max(self._start_ns, time.time_ns() if end_s is None else _nanoseconds(end_s)),
+                instrumentation_scope=_SCOPE,
             )
+        )
 
 
 def record_span(

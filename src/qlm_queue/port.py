@@ -164,8 +164,8 @@ class Queue(Protocol):
         """Takes requests that wait in the group `source` to another one: DONE (also if it waits there already), or STALE where it runs,
         ended or waits elsewhere. They keep attempts, progress and acceptance number, so those of `into` are served in the order of all.
         `into` is opened, or told of a deadline, as by `place`, with the first request that is taken there; its "model" and "slo_kind", as
-        given and as stored, are those of `source`, or all are STALE. Sends "head" to the instance whose first group drained by it; writes
-        an event REGROUPED for each. A group from which its last live request is taken goes. `source` as `into` raises ValueError."""
+        given and as stored, are those of `source`, or all are STALE. Sends "head" to the instance whose first group drained by it. A
+        group from which its last live request is taken goes. `source` as `into` raises ValueError."""
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         """Moves whole groups (see QueueSegment), one segment after the other. Sends "head" to instances whose first group changed (or

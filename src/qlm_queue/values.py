@@ -329,8 +329,9 @@ class TerminalRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """One of `ended` and `live` is set. `progress`: the bytes from the offset asked for; `produced`: bytes produced in all. `logprobs`: of
-    the tokens in `progress`, where the request is live (see `Emission`); those of one that has ended are in its Result."""
+    """One of `ended` and `live` is set; of its body `live` has the model alone. `progress`: the bytes from the offset asked for;
+    `produced`: bytes produced in all. `logprobs`: of the tokens in `progress`, where the request is live (see `Emission`); those of one
+    that has ended are in its Result."""
 
     ended: TerminalRecord | None
     live: LiveRequest | None

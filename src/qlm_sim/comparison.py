@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from opentelemetry.trace import NoOpTracerProvider
-
 from qlm.api.v1.gateway_pb2 import StreamResponse, SubmitRequest
 from qlm.api.v1.request_pb2 import Result
 from qlm_core.errors import QlmError
@@ -162,7 +160,6 @@ class _Comparison:
         self._sample_every_s = sample_every_s
         bounds = replace(description.bounds, result_ttl_s=RESULT_KEPT_S)
         self._cluster = Cluster(replace(description, instances=coarse, profiles_every_s=PROFILES_EVERY_S, bounds=bounds), seed, policy)
-        self._cluster.site.tracing = NoOpTracerProvider()
         self._cluster.server.watchers.append(self)
         self._ended: dict[RequestKey, Result] = {}
         self._states: dict[RequestKey, RequestState] = {}

@@ -313,13 +313,13 @@ async def test_events_tell_the_life_of_a_request(scene: Scenario) -> None:
     entries = await scene.mirror("read_events", "0", 0, 100)
     events = [event for entry in entries for event in RequestEvents.FromString(entry.payload).events]
     assert [EventKind.Name(event.kind).removeprefix("EVENT_KIND_") for event in events] == [
-        "ACCEPTED", "PLACED", "PULLED", "REQUEUED", "PULLED", "UNPULLED", "PULLED", "COMPLETED",
+        "ACCEPTED", "PULLED", "REQUEUED", "PULLED", "UNPULLED", "PULLED", "COMPLETED",
     ]  # fmt: skip
     assert {(event.queue_id, event.acceptance_number, event.prompt_tokens) for event in events} == {(pulled["r1"].queue_id, 1, 10)}
-    assert [event.attempt for event in events] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [event.incarnation for event in events] == ["", "", *["a/1"] * 6]
+    assert [event.attempt for event in events] == [0, 1, 1, 2, 2, 3, 3]
+    assert [event.incarnation for event in events] == ["", *["a/1"] * 6]
     assert [event.cause for event in events if event.cause] == ["failed"]
-    assert [event.group_id for event in events] == ["", *["g"] * 7]
+    assert [event.group_id for event in events] == ["", *["g"] * 6]
     last = events[-1]
     assert (last.model, last.output_tokens, last.started_s) == ("m", 2, 1.5)
     assert all(event.accepted_ms == int(pulled["r1"].accepted_s * 1000) for event in events)

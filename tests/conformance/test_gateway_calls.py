@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from qlm.api.v1.request_pb2 import Request, Result
 from qlm.api.v1.request_pb2 import RequestState as WireState
-from qlm.api.v1.request_pb2 import Result
 from qlm.internal.v1.frames_pb2 import FrameBatch
 from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict
 from qlm_core.request import RequestState
@@ -282,6 +282,7 @@ async def test_attach_gives_progress_from_an_offset_and_rebinds(scene: Scenario)
 
     attached = await mirror("attach", key_of("r1"), "g2", 4)
     assert live(attached.live).gateway == "g2"
+    assert live(attached.live).body == Request(model="m").SerializeToString()  # without its prompt
     await mirror("emit", scene.incarnation, [emission(pulled["r1"], 3, [8])])
     assert [list(batch.frames[0].token_ids) for batch in frames_of(await mirror("read_frames", "g1", "0", 0))] == [[5, 6, 7]]
     assert [list(batch.frames[0].token_ids) for batch in frames_of(await mirror("read_frames", "g2", "0", 0))] == [[8]]

@@ -331,7 +331,9 @@ async def test_status_and_models(rig: Rig) -> None:
         assert status.request.prediction is not None
         await client.submit(MODEL, PROMPT, request_id="second", max_tokens=5)
         await rig.agent.place()
-        status = await client.status("second")
+        async with asyncio.timeout(PATIENCE_S):
+            while (status := await client.status("second")).unplaced:  # until the reading of the queue is a new one
+                pass
         assert status.request is not None
         assert status.request.state is RequestState.PLACED
         assert status.request.requests_ahead == 1

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 import qlm
@@ -45,7 +47,7 @@ def cluster(sink: OtlpSink, tmp_path: Path) -> Iterator[RunningCluster]:
 
 
 async def test_the_spans_of_one_request(cluster: RunningCluster, sink: OtlpSink) -> None:
-    provider = configure_tracing("sdk", "test")
+    provider = TracerProvider(resource=Resource.create({"service.name": "qlm-sdk"}))
     provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=sink.endpoint, insecure=True)))
     async with qlm.AsyncClient(cluster.address, tracer_provider=provider) as client, asyncio.timeout(ANSWER_TIMEOUT_S):
         stream = client.generate(MODEL, "Follow me.", slo_s=30, max_tokens=40, request_id="traced")

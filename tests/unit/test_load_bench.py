@@ -27,6 +27,7 @@ KEYS = {
     "accepts_per_s_disk",
     "added_p50_ms",
     "added_p99_ms",
+    "cpu_ms_per_request",
     "fanout_tokens_per_s",
     "itl_p99_ms",
     "pull_100_p99_ms",

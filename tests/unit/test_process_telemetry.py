@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import structlog
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, Status, StatusCode, get_current_span, set_span_in_context, use_span
@@ -32,6 +34,13 @@ def root_logger() -> Iterator[logging.Logger]:
     yield root
     root.handlers, root.level = handlers, level
     structlog.reset_defaults()
+
+
+def recording() -> tuple[TracerProvider, InMemorySpanExporter]:
+    """A provider as of a process that exports, and what it exports."""
+    provider, exporter = TracerProvider(resource=configure_tracing("gateway", "gateway-0").resource), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider, exporter
 
 
 def test_json_lines_carry_service_instance_trace_and_traceback(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,9 +80,7 @@ def test_console_lines_are_text(root_logger: logging.Logger, capsys: pytest.Capt
 
 
 def test_a_trace_crosses_processes_by_its_headers() -> None:
-    exporter = InMemorySpanExporter()
-    provider = configure_tracing("gateway", "gateway-0")
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider, exporter = recording()
     tracer = provider.get_tracer("test")
     with use_span(tracer.start_span("qlm.gateway.accept"), end_on_exit=True) as parent:
         header = traceparent_of(parent)
@@ -115,9 +122,7 @@ def test_a_header_is_read_as_the_propagator_reads_it(header: str) -> None:
 
 
 def test_spans_after_the_fact_are_as_those_of_the_tracer() -> None:
-    exporter = InMemorySpanExporter()
-    provider = configure_tracing("agent", "a-0")
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider, exporter = recording()
     tracer = provider.get_tracer("test")
     header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     link = Link(tracer.start_span("other").get_span_context())
@@ -146,9 +151,7 @@ def test_spans_after_the_fact_are_as_those_of_the_tracer() -> None:
 def test_a_late_span_tells_at_its_end_what_became_of_it(monkeypatch: pytest.MonkeyPatch, disabled: bool) -> None:
     if disabled:
         monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    exporter = InMemorySpanExporter()
-    provider = configure_tracing("gateway", "g-0")
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider, exporter = recording()
     began_ns = time.time_ns()
     late = LateSpan(provider.get_tracer("test"), "qlm.gateway.accept", context_of(""), attributes={"qlm.model": "m"})
     assert bool(traceparent_of(late.span)) is not disabled
@@ -167,24 +170,24 @@ def test_a_late_span_tells_at_its_end_what_became_of_it(monkeypatch: pytest.Monk
 
 
 def test_what_is_not_sampled_is_not_recorded_after_the_fact(monkeypatch: pytest.MonkeyPatch) -> None:
-    exporter = InMemorySpanExporter()
-    provider = configure_tracing("agent", "a-0")
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider, exporter = recording()
     unsampled = context_of("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
     span = record_span(provider.get_tracer("test"), "qlm.pull", unsampled, 1.0, 2.0)
-    assert not span.get_span_context().trace_flags.sampled
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-    assert (
-        not record_span(configure_tracing("a", "b").get_tracer("t"), "x", context_of(""), 1.0, 2.0).get_span_context().trace_flags.sampled
-    )
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    record_span(configure_tracing("a", "b").get_tracer("t"), "x", context_of(""), 1.0, 2.0)
+    assert traceparent_of(span) == ""
     assert exporter.get_finished_spans() == ()
+    header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for variable, value in (("OTEL_TRACES_SAMPLER", "always_off"), ("OTEL_SDK_DISABLED", "true")):
+        monkeypatch.setenv(variable, value)
+        provider, exporter = recording()
+        tracer = provider.get_tracer("test")
+        assert traceparent_of(record_span(tracer, "qlm.pull", context_of(""), 1.0, 2.0)) == ""
+        assert traceparent_of(record_span(tracer, "qlm.pull", context_of(header), 1.0, 2.0)) == header, "others go on with the trace"
+        assert exporter.get_finished_spans() == ()
 
 
 @pytest.mark.parametrize("header", ["", "00-zz-11-01", "nonsense"])
 def test_a_bad_header_starts_a_new_trace(header: str) -> None:
-    tracer = configure_tracing("agent", "a-0").get_tracer("test")
+    tracer = recording()[0].get_tracer("test")
     outer = tracer.start_span("outer")
     with use_span(outer):  # the context of the running code must not leak in
         span = record_span(tracer, "qlm.pull", context_of(header), 1.0, 0.5)
@@ -199,10 +202,17 @@ def test_another_protocol_than_grpc_is_refused(monkeypatch: pytest.MonkeyPatch) 
         configure_tracing("agent", "a-0")
 
 
-def test_the_sampler_variable_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert configure_tracing("a", "b").get_tracer("t").start_span("x").is_recording()
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+def test_traces_are_kept_where_they_are_exported_and_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not configure_tracing("a", "b").get_tracer("t").start_span("x").is_recording()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    interval_s = sys.getswitchinterval()
+    for sampler, share, kept in (("", "", True), ("parentbased_traceidratio", "0.0", False), ("parentbased_traceidratio", "1.0", True)):
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", share)
+        provider = configure_tracing("a", "b")
+        assert provider.get_tracer("t").start_span("x").is_recording() is kept  # not ended, so it is never sent
+        provider.shutdown()
+    sys.setswitchinterval(interval_s)
 
 
 def test_metrics_are_served_from_their_own_registry() -> None:

@@ -25,7 +25,7 @@ All processes read one YAML file; each reads the sections it knows, and refuses 
 5. the command line: `--set queue.durability=disk`, and for one entry of a list `--set agents.a100-0.gpu=H100-80GB`
 
 A wrong value stops the process with its name and what it may be (exit code 2). Traces follow the standard `OTEL_*` variables:
-`OTEL_EXPORTER_OTLP_ENDPOINT` (gRPC) turns them on, `OTEL_TRACES_SAMPLER` thins them out. Units are the last word of a name: `_s` seconds,
+`OTEL_EXPORTER_OTLP_ENDPOINT` (gRPC) turns them on, `OTEL_TRACES_SAMPLER` samples them. Units are the last word of a name: `_s` seconds,
 `_tokens` tokens.
 """
 

@@ -63,7 +63,7 @@ local function accept(keys, args)
 end
 
 -- args: hash key, gateway ('' to read only), offset in bytes
--- answer: 'live' or 'ended', the record, progress from the offset (of a live request with its logprobs, as in `with_logprobs`), bytes
+-- answer: 'live' or 'ended', the record (with a body of the model alone), progress from the offset (of a live request with its logprobs, as in `with_logprobs`), bytes
 --         produced, 'L' where there are logprobs
 local function attach(keys, args)
   local prefix = keys[1]
@@ -87,14 +87,14 @@ local function attach(keys, args)
       send_control(open_batch(prefix, bounds), instance_of(record.owner), 'rebound', record)
     end
   end
-  local body = read_entry(prefix, record.id)
+  local model = pb_bytes(1, model_of(read_entry(prefix, record.id)))
   local progress, form = redis.call('GETRANGE', progress_key, offset, -1), ''
   if record.form == 'L' then
     local logprobs_key = prefix .. ':logprobs:' .. record.id
     local from = integer(math.floor(offset * redis.call('STRLEN', logprobs_key) / produced))
     progress, form = #progress .. ' ' .. progress .. redis.call('GETRANGE', logprobs_key, from, -1), 'L'
   end
-  return { 'live', live_answer(record, body), progress, integer(produced), form }
+  return { 'live', live_answer(record, model), progress, integer(produced), form }
 end
 
 -- args: hash key, Result; answer: the terminal state

@@ -100,7 +100,6 @@ local function place(keys, args)
         redis.call('HSET', hash_key, 's', state_text(record), 'g', group.gid)
         batch.settled[#batch.settled + 1] = id
         count(batch, 'unplaced', -1)
-        add_event(batch, 'placed', record)
       end
     end
   end

@@ -2,7 +2,7 @@
 -- The scripts write protobuf by hand: serialized messages are concatenated, and a later field overrides an earlier one.
 
 local STATE_NUMBER = { C = 4, F = 5, X = 6, E = 7 }
-local EVENT = { accepted = 1, placed = 2, pulled = 3, unpulled = 4, requeued = 5, C = 6, F = 7, X = 8, E = 9, moved = 14, regrouped = 16, unplaced = 17 }
+local EVENT = { accepted = 1, pulled = 3, unpulled = 4, requeued = 5, C = 6, F = 7, X = 8, E = 9, moved = 14, unplaced = 17 }
 local UNASSIGNED = 'unassigned'
 local CONSUMER_GROUP = 'planner'
 local BATCH_MAX = 500

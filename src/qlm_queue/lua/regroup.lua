@@ -1,6 +1,5 @@
 -- regroup: waiting requests go from one group to another.
 
-local FROM_GROUP_TAG = '\178\2'
 local ALIKE = { 'model', 'slo_kind' }
 
 -- Whether requests of a group may wait in another one: `pull` goes by the model of a group, and a deadline means what its kind says.
@@ -25,7 +24,6 @@ local function regroup(keys, args)
   if not lease_holds(prefix, 'planner', args[at]) then return LEASE_LOST end
   local source, group = args[at + 1], group_at(args, at + 2)
   local batch = open_batch(prefix, bounds)
-  local from = FROM_GROUP_TAG .. varint(#source) .. source
   local alike, ids, tokens, statuses = is_alike(prefix, source, group, args), {}, 0, {}
   for index = group.first + group.strings, #args, 2 do
     local id, hash_key = args[index], args[index + 1]
@@ -42,7 +40,6 @@ local function regroup(keys, args)
       redis.call('HSET', hash_key, 'g', group.gid)
       ids[#ids + 1] = id
       tokens = tokens + record.prompt_tokens
-      add_event(batch, 'regrouped', record, nil, from)
     end
     statuses[#statuses + 1] = status
   end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from qlm.api.v1.request_pb2 import Request
 from qlm.internal.v1.events_pb2 import EventKind
@@ -109,7 +110,7 @@ def attach(state: MemoryState, now_s: float, key: RequestKey, gateway: str, offs
         if request.state is RequestState.RUNNING:
             instance = instance_of(request.incarnation)
             state.send(now_s, instance, ControlKind.GATEWAY_REBOUND, request.queue_id, request.attempt)
-    live = None if request is None else request.as_live()
+    live = None if request is None else replace(request.as_live(), body=Request(model=request.model).SerializeToString())
     logprobs = b"" if request is None else request.logprobs_from(offset)
     return Attached(ended=ended, live=live, progress=progress[offset:], produced=len(progress), logprobs=logprobs)
 

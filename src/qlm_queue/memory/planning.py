@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from qlm.internal.v1.events_pb2 import EventKind, RequestEvent
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestState
 from qlm_queue.memory.serving import return_failed
@@ -60,7 +59,6 @@ def _place_one(step: Step, placement: GroupPlacement, wanted: RequestPlacement) 
     request.group_id = group.group_id
     del state.unplaced[request.queue_id]
     step.join(group, request)
-    step.event(EventKind.EVENT_KIND_PLACED, request)
     return StepStatus.DONE
 
 
@@ -129,7 +127,6 @@ def _regroup_one(step: Step, source: str, into: GroupPlacement, wanted: WaitingR
     group.live += 1
     request.group_id = group.group_id
     step.join(group, request)
-    step.event(EventKind.EVENT_KIND_REGROUPED, request, extra=RequestEvent(from_group_id=source).SerializeToString())
     return StepStatus.DONE
 
 

@@ -97,6 +97,10 @@ class RedisLink:
         """One command within the call timeout. Raises Unavailable where it may or may not have happened, RecordDamaged for another type."""
         return await self._within(self._call_timeout_s, lambda: command(*args, **options))
 
+    async def ask(self, *command: Any) -> Any:
+        """One command on the pipe, answered as the server writes it: a fraction of what `run` costs. Raises as `run`."""
+        return await self._ask(command)
+
     async def call(self, name: str, keys: list[str], args: list[Any], within_s: float | None = None) -> Any:
         """One function of the library; loads the library again where a restarted server has lost it. `within_s`: a deadline below the
         call timeout."""
@@ -117,7 +121,7 @@ class RedisLink:
         if not await self.run(self.client.function_list, self._library.name):
             await self.run(self.client.function_load, self._library.code, True)
 
-    async def _ask(self, command: tuple[Any, ...], within_s: float | None) -> Any:
+    async def _ask(self, command: tuple[Any, ...], within_s: float | None = None) -> Any:
         """One command on the pipe, within its deadline or the call timeout."""
         pipe = self._pipe
         try:

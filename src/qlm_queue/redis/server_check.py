@@ -33,6 +33,7 @@ _SETTINGS = (
     "appenddirname",
 )  # fmt: skip
 _LOG_FAILED = "the server cannot write its log of writes (see its own log): what it acknowledges may be lost"
+_LOG_UNWRITTEN = b"aof_last_write_status:err"
 
 _LOG_GONE = "the folder of the server's log of writes is gone: a server that starts again has nothing"
 
@@ -125,8 +126,6 @@ class ServerWatch:
         self._hidden = False  # a managed server that tells no settings
         self._rewritten_s = -math.inf
         self._log_seen: Path | None = None
-        self._confirming: asyncio.Task[None] | None = None
-        self._confirming_next: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises ConfigError where the server does not keep the durability; warns where its streams would grow under deletes from the
@@ -174,10 +173,9 @@ class ServerWatch:
 
     async def confirm(self) -> None:
         """What the server answered before this call is in its log of writes, as far as it can say; else raises Unavailable. The server
-        answers a write also where it fails to log it. Callers at the same time share a question."""
-        if self._confirming_next is None:
-            self._confirming_next = asyncio.create_task(self._ask_after(self._confirming), name="queue-confirm")
-        await asyncio.shield(self._confirming_next)
+        answers a write also where it fails to log it."""
+        if _LOG_UNWRITTEN in await self._link.ask("INFO", "persistence"):
+            raise Unavailable(_LOG_FAILED, details={"retry_after_s": f"{RETRY_AFTER_S}"})
 
     @property
     def _stale(self) -> bool:
@@ -250,14 +248,6 @@ class ServerWatch:
         self._lost_s, self.accepted_count = time.monotonic(), accepted_count
         self._last = self._newest = None
         structlog.get_logger().error("queue_lost_requests", reason=reason)
-
-    async def _ask_after(self, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait([before])
-        self._confirming, self._confirming_next = self._confirming_next, None  # who comes from here on needs another answer
-        info: Mapping[str, Any] = await self._link.run(self._link.client.info, "persistence")
-        if info.get("aof_last_write_status", "ok") != "ok":
-            raise Unavailable(_LOG_FAILED, details={"retry_after_s": f"{RETRY_AFTER_S}"})
 
 
 def _text(value: str | bytes) -> str:

@@ -7,11 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from opentelemetry.trace import TracerProvider
+from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from qlm_agent.telemetry.metrics import AgentMetrics
 from qlm_core.model import ModelSpec
@@ -29,24 +25,6 @@ from qlm_sim.world.transcript import Transcript
 QUEUE_NAME = "sim"
 
 
-class CountedIds(IdGenerator):
-    """Trace and span ids one after the other."""
-
-    def __init__(self) -> None:
-        self._numbers = count(1)
-
-    def generate_span_id(self) -> int:
-        return next(self._numbers)
-
-    def generate_trace_id(self) -> int:
-        return next(self._numbers)
-
-
-def silent_tracing() -> TracerProvider:
-    """Traces are begun and carried along, as live, and recorded nowhere."""
-    return SdkTracerProvider(sampler=ALWAYS_OFF, resource=Resource.get_empty(), id_generator=CountedIds(), shutdown_on_exit=False)
-
-
 @dataclass(slots=True, kw_only=True)
 class Site:
     """One per run. `on_step`: called with the effects of every step of an agent's or planner's machine, before they are carried out;
@@ -61,7 +39,7 @@ class Site:
     planner_policy: Policy
     effects: Counter[str] = field(default_factory=Counter)
     on_step: Callable[[Process, Sequence[object]], None] | None = None
-    tracing: TracerProvider = field(default_factory=silent_tracing)
+    tracing: TracerProvider = field(default_factory=NoOpTracerProvider)
     agent_metrics: AgentMetrics = field(default_factory=AgentMetrics)
     gateway_metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     _numbers: count[int] = field(default_factory=lambda: count(1))

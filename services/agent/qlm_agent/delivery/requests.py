@@ -16,7 +16,7 @@ from qlm_core.errors import InvalidRequest
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
-from qlm_process.tracing import context_of
+from qlm_process.tracing import stored_context
 from qlm_process.wire.chat import chat_from_proto
 from qlm_queue.values import GroupBehind, HeadGroup, Pulled
 
@@ -45,7 +45,7 @@ def read_pulled(pulled: Pulled, *, text_output: bool, pulled_s: float, engine_cl
         prompt_tokens=message.admission.prompt_tokens,
         output_tokens_max=message.admission.output_tokens_max,
         slo_class=slo_class(slo) if slo is not None else "",
-        trace=context_of(message.trace.traceparent, message.trace.tracestate),
+        trace=stored_context(message.trace.traceparent, message.trace.tracestate),
         output=output,
         prefix=make_prefix(pulled),
         pulled_s=pulled_s,

@@ -151,8 +151,7 @@ class LsoRecords:
         timed = move.from_tier is Tier.COLD or (move.tier, move.from_tier) == (Tier.ACTIVE, Tier.WARM)  # else nothing was loaded
         self._metrics.done(lso, 1, ended_s - began_s)
         attributes: dict[str, AttributeValue] = {"qlm.model": model, "qlm.instance": self._instance, "qlm.from_model": from_model}
-        warming = self._last_warming.pop(model, None)
-        links = () if warming is None else (Link(warming),)
+        links = _links(self._last_warming.pop(model, None))
         span = record_span(self._tracer, lso.span, Context(), began_s, ended_s, attributes, links)
         if lso is Lso.MODEL_SWAP:
             self._last_swap = (model, ended_s, span.get_span_context())
@@ -175,4 +174,9 @@ class LsoRecords:
     def model_swap_links(self, held: HeldRun) -> tuple[Link, ...]:
         """Links the model swap that ended while this request waited for its model."""
         swap = self._last_swap
-        return (Link(swap[2]),) if swap is not None and swap[0] == held.model and swap[1] > held.pulled.accepted_s else ()
+        return _links(swap[2]) if swap is not None and swap[0] == held.model and swap[1] > held.pulled.accepted_s else ()
+
+
+def _links(context: SpanContext | None) -> tuple[Link, ...]:
+    """To the span of an operation, if its trace is kept."""
+    return (Link(context),) if context is not None and context.is_valid else ()

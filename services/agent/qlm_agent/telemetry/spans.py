@@ -27,6 +27,8 @@ class RunSpans:
         more: Mapping[str, AttributeValue] | None = None,
         links: Sequence[Link] = (),
     ) -> None:
+        if held.trace is None:
+            return
         pulled = held.pulled
         attributes: dict[str, AttributeValue] = {
             "qlm.request_id": pulled.key.request_id,

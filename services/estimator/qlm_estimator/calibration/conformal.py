@@ -73,7 +73,8 @@ def _levels() -> list[_Level]:
 
 ROUNDING = 1e-9
 """Of a sum of weights."""
-_PRIOR = [(PRIOR_SCORE * normal_quantile((number + 0.5) / PRIOR_POINTS), 1.0 / PRIOR_POINTS) for number in range(PRIOR_POINTS)]
+_PRIOR_ERRORS: Floats = np.array([PRIOR_SCORE * normal_quantile((number + 0.5) / PRIOR_POINTS) for number in range(PRIOR_POINTS)])
+_PRIOR_WEIGHTS: Floats = np.full(PRIOR_POINTS, 1.0 / PRIOR_POINTS)
 
 Weighted = tuple[float, float]
 """An error and its weight: the share of a wait since the prediction before it, since predictions that wait behind the same requests err
@@ -82,47 +83,46 @@ alike. However many there are, they are no more evidence than independent waits 
 
 @dataclass(slots=True)
 class ErrorQuantiles:
-    """Of one kind of prediction: normalised errors, the oldest first, and a level for each of LEVELS."""
+    """Of one kind of prediction: normalised errors and their weights, the oldest first, and a level for each of LEVELS."""
 
-    _errors: list[Weighted] = field(default_factory=list)
+    _errors: Floats = field(default_factory=lambda: np.empty(0))
+    _weights: Floats = field(default_factory=lambda: np.empty(0))
     _levels: list[_Level] = field(default_factory=_levels)
 
     @classmethod
     def restored(cls, quantiles: Sequence[float], waits: float) -> ErrorQuantiles:
         """With these quantiles, which rest on so many waits beside the prior: errors that have them, at the levels that are asked for in
         the beginning."""
-        of_prior = (sum(weight for error, weight in _PRIOR if error <= quantile) for quantile in quantiles)
+        of_prior = (float(_PRIOR_WEIGHTS[quantile >= _PRIOR_ERRORS].sum()) for quantile in quantiles)
         upto = [min(waits, level * (waits + 1.0) - prior + ROUNDING) for level, prior in zip(LEVELS, of_prior, strict=True)]
-        weights = np.maximum(np.diff([0.0, *upto]), 0.0).tolist()
-        return cls(list(zip(quantiles, weights, strict=True)))
+        return cls(np.array(quantiles), np.maximum(np.diff([0.0, *upto]), 0.0))
 
     def copy(self) -> ErrorQuantiles:
         """What another kind begins with that is like this one."""
-        return ErrorQuantiles(list(self._errors), [_Level(each.miss, list(each.asked), list(each.weights)) for each in self._levels])
+        levels = [_Level(each.miss, list(each.asked), list(each.weights)) for each in self._levels]
+        return ErrorQuantiles(self._errors, self._weights, levels)
 
     def add(self, error: float, weight: float) -> None:
         """An error is known; those before it fade as the factor's pairs do (Barber et al., "Conformal prediction beyond exchangeability",
         2023)."""
         kept = math.exp(-weight / MEMORY)
-        self._errors = [*((known, kept * of_known) for known, of_known in self._errors[1 - ERRORS_MAX :]), (error, weight)]
+        self._errors = np.append(self._errors[1 - ERRORS_MAX :], error)
+        self._weights = np.append(kept * self._weights[1 - ERRORS_MAX :], weight)
 
     def learn(self, which: int, missed: bool, error: float, outstanding: int) -> None:
         """Whether an outcome was beyond what was told for LEVELS[which], as soon as that is certain; `error`: at least so large then."""
-        errors, below = self._known()
-        at = int(np.searchsorted(errors, error, side="right"))
-        self._levels[which].learn(missed, 1.0 - (float(below[at - 1]) if at else 0.0), outstanding)
+        above = _PRIOR_WEIGHTS[error < _PRIOR_ERRORS].sum() + self._weights[self._errors > error].sum()
+        self._levels[which].learn(missed, float(above / (_PRIOR_WEIGHTS.sum() + self._weights.sum())), outstanding)
 
     def quantiles(self, at_least: Sequence[Weighted] = ()) -> tuple[float, ...]:
         """The normalised error of each of LEVELS, ascending, and 0 for the median: it is what the bias factor says, since a median of the
         last errors would follow each of their waves, late by a wait. None is infinite: the prior has a largest error. `at_least`: of those
         that are outstanding, which count as so large by now."""
-        errors, below = self._known(at_least)
-        found = [float(errors[min(int(np.searchsorted(below, each.level)), len(errors) - 1)]) for each in self._levels]
+        late = np.array(at_least).reshape(-1, 2)
+        errors = np.concatenate((_PRIOR_ERRORS, self._errors, late[:, 0]))
+        order = np.argsort(errors, kind="stable")
+        below = np.cumsum(np.concatenate((_PRIOR_WEIGHTS, self._weights, late[:, 1]))[order])
+        at = np.searchsorted(below / below[-1], [each.level for each in self._levels])
+        found = errors[order][np.minimum(at, len(errors) - 1)]
         found[0] = 0.0
         return tuple(np.maximum.accumulate(found).tolist())
-
-    def _known(self, at_least: Sequence[Weighted] = ()) -> tuple[Floats, Floats]:
-        """All errors in order, the prior's among them, and the share of the weight up to each."""
-        errors, weights = np.array(sorted([*_PRIOR, *self._errors, *at_least])).T
-        below = np.cumsum(weights)
-        return errors, below / below[-1]

@@ -185,13 +185,13 @@ class GatewayService(GatewayServicer):
         if kind is PauseKind.MODEL:
             model_of(name, self._catalogue)
         changed = await self._queue.pause(kind, name)
-        await self._watch.read_waits()
+        await self._watch.read_pauses()
         return PauseResponse(changed=changed)
 
     async def Resume(self, request: PauseRequest, context: CallContext) -> PauseResponse:
         self._caller(context).check_operator()
         changed = await self._queue.resume(*_whose(request))
-        await self._watch.read_waits()
+        await self._watch.read_pauses()
         return PauseResponse(changed=changed)
 
     def _caller(self, context: CallContext) -> Caller:

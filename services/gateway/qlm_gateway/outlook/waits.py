@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from qlm_core.calibration import UNCALIBRATED, CalibratedTime
 from qlm_core.distribution import Normal
 from qlm_core.group import slo_class, token_class
+from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.instance import PREFILL_CHUNK_TOKENS, InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.pauses import Pause, is_paused
@@ -93,6 +94,9 @@ class Outlook:
         self._queues = {queue.instance.name: queue for queue in waits.queues}
         self._classes = {each.key: each for each in waits.classes}
         self._requests = sum(queue.running + queue.waiting for queue in waits.queues)
+        # What requests of a publication share: many come between two.
+        self._hardware: dict[tuple[str, str], HardwareProfile | None] = {}
+        self._outputs: dict[tuple[WaitKey, int, int], Normal] = {}
 
     def instance(self, name: str) -> InstanceFacts | None:
         """A live instance by its name."""
@@ -180,13 +184,12 @@ class Outlook:
     def _predict(
         self, request: RequestShape, queue: QueueWaits, place: WaitPlace, requests_ahead: int, now_s: float, produced_tokens: int = 0
     ) -> RequestPrediction | None:
-        spec = self._catalogue.get(request.model)
-        hardware = None if spec is None else self._profiles.hardware_for(queue.instance, spec)
+        hardware = self._hardware_for(queue.instance, request.model)
         if hardware is None:
             return None
         tokens = float(request.prompt_tokens + produced_tokens)
         prefill_s = hardware.prefill_work_s(tokens, tokens * tokens) + max(1.0, tokens / PREFILL_CHUNK_TOKENS) * place.chunk_s
-        output = output_left(self._profiles, _group_of_one(request), produced_tokens).scaled(place.token_s)
+        output = self._output_of(request, produced_tokens).scaled(place.token_s)
         own_wait = Normal(max(0.0, place.wait.mean - max(0.0, now_s - self.waits.made_s)), place.wait.variance)
         own_completion = own_wait.shifted(prefill_s) + output
         table = self._profiles.calibration
@@ -204,6 +207,19 @@ class Outlook:
             wait_p99_s=None if of_wait is UNCALIBRATED else of_wait.p99_s(own_wait),
             completion_p99_s=None if of_completion is UNCALIBRATED else of_completion.p99_s(own_completion),
         )
+
+    def _hardware_for(self, instance: InstanceFacts, model: str) -> HardwareProfile | None:
+        key = (instance.name, model)
+        if key not in self._hardware:
+            spec = self._catalogue.get(model)
+            self._hardware[key] = None if spec is None else self._profiles.hardware_for(instance, spec)
+        return self._hardware[key]
+
+    def _output_of(self, request: RequestShape, produced_tokens: int) -> Normal:
+        key = (request.key, request.output_tokens_max, produced_tokens)
+        if key not in self._outputs:
+            self._outputs[key] = output_left(self._profiles, _group_of_one(request), produced_tokens)
+        return self._outputs[key]
 
 
 def _unlike(each: ClassWaits, request: RequestShape) -> tuple[bool, float, str]:

@@ -31,6 +31,8 @@ WAITS_EVERY_S = 0.5
 WAITS_AGE_MAX_S = 10.0
 """Older waits say nothing of one that begins now: the planner publishes every half second, behind very many groups every 5 s."""
 AWAY_AFTER_S = 5.0
+OVERVIEW_AGE_MAX_S = 0.5
+"""However often clients ask for the queue's status, it is read so often."""
 PROFILES_EVERY_S = 2.0
 EXPIRE_EVERY_S = 1.0
 EXPIRE_CALLS_MAX = 20
@@ -119,14 +121,18 @@ class QueueWatch:
         }
 
     async def overview(self) -> Overview:
-        """The queue's groups and instances, by a read that began after the call; callers at the same time share one. For people: it costs
-        the queue O(groups). Raises Unavailable."""
-        called_s = self._monotonic()
+        """The queue's groups and instances, at most `OVERVIEW_AGE_MAX_S` old. For people: a reading costs the queue O(groups). Raises
+        Unavailable."""
         async with self._looking:
-            if self._seen is None or self._seen[0] < called_s:
-                began_s = self._monotonic()
-                self._seen = (began_s, await self._looks.look(began_s))
+            now_s = self._monotonic()
+            if self._seen is None or now_s - self._seen[0] >= OVERVIEW_AGE_MAX_S:
+                self._seen = (now_s, await self._looks.look(now_s))
             return self._seen[1]
+
+    async def read_pauses(self) -> None:
+        """After a change of the pauses here: answers and predictions from now on have it. Raises Unavailable."""
+        self._seen = None
+        await self.read_waits()
 
     def accepted(self, queue_id: str, accepted_s: float, number: int, request: RequestShape, shown: RequestPrediction | None) -> None:
         """A request was accepted, with this acceptance number, and its client shown this prediction."""

@@ -202,7 +202,9 @@ class Leadership:
             for effect in effects:
                 self._carry_out(effect, tasks)
             if isinstance(event, PlaceAnswered):
-                await self._untraced.put(self._placed(event))
+                traced = self._placed(event)
+                if traced:
+                    await self._untraced.put((traced, self._now_s()))
             if self.machine.caught_up and not self.caught_up.is_set():
                 board = self.machine.board
                 structlog.get_logger().info("planner_caught_up", groups=board.open_groups, instances=len(board.slots))
@@ -271,12 +273,13 @@ class Leadership:
             event = CallFailed(call=call)
         self._inbox.put_nowait(event)
 
-    def _placed(self, event: PlaceAnswered) -> Placed:
+    def _placed(self, event: PlaceAnswered) -> list[Placement]:
+        """Measures the placements that were done; returns those of traced requests."""
         placed_s = self._now_s()
         placed = [placement for placement, done in zip(event.call.requests, event.done, strict=True) if done]
         for placement in placed:
             self._metrics.placement_seconds.observe(max(0.0, placed_s - placement.arrival.facts.accepted_s))
-        return placed, placed_s
+        return [placement for placement in placed if placement.arrival.traceparent]
 
     async def _trace_placements(self) -> None:
         """Creates spans beside the calls, a few at a time: they cost more than the decision, and no answer may wait for them."""

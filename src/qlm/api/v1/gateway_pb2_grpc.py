@@ -138,7 +138,8 @@ class GatewayServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def QueueStatus(self, request, context):
-        """The state of the queue, and of one request if named. Without an operator's key: the request, refusal and pauses alone.
+        """The state of the queue, at most 0.5 s old, and of one request now if named. Without an operator's key: the request, refusal and pauses
+        alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

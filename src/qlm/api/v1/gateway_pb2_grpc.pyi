@@ -51,7 +51,9 @@ class GatewayStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
     """The models that may be asked for."""
     QueueStatus: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]
-    """The state of the queue, and of one request if named. Without an operator's key: the request, refusal and pauses alone."""
+    """The state of the queue, at most 0.5 s old, and of one request now if named. Without an operator's key: the request, refusal and pauses
+    alone.
+    """
     ListRequests: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]
     """A page of the requests that have not ended, of all tenants with an operator's key, in the order of acceptance."""
     Pause: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]
@@ -84,7 +86,9 @@ class GatewayAsyncStub(GatewayStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
     """The models that may be asked for."""
     QueueStatus: _aio.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]  # type: ignore[assignment]
-    """The state of the queue, and of one request if named. Without an operator's key: the request, refusal and pauses alone."""
+    """The state of the queue, at most 0.5 s old, and of one request now if named. Without an operator's key: the request, refusal and pauses
+    alone.
+    """
     ListRequests: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]  # type: ignore[assignment]
     """A page of the requests that have not ended, of all tenants with an operator's key, in the order of acceptance."""
     Pause: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]  # type: ignore[assignment]
@@ -156,7 +160,9 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.QueueStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.QueueStatusResponse, _abc.Awaitable[_gateway_pb2.QueueStatusResponse]]:
-        """The state of the queue, and of one request if named. Without an operator's key: the request, refusal and pauses alone."""
+        """The state of the queue, at most 0.5 s old, and of one request now if named. Without an operator's key: the request, refusal and pauses
+        alone.
+        """
 
     @_abc_1.abstractmethod
     def ListRequests(

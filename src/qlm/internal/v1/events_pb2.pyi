@@ -28,7 +28,6 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     EVENT_KIND_UNSPECIFIED: _EventKind.ValueType  # 0
     EVENT_KIND_ACCEPTED: _EventKind.ValueType  # 1
-    EVENT_KIND_PLACED: _EventKind.ValueType  # 2
     EVENT_KIND_PULLED: _EventKind.ValueType  # 3
     EVENT_KIND_UNPULLED: _EventKind.ValueType  # 4
     EVENT_KIND_REQUEUED: _EventKind.ValueType  # 5
@@ -46,8 +45,6 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """Written by `apply_plan`: the groups `group_ids` are on the virtual queue of `instance` now."""
     EVENT_KIND_PREDICTED: _EventKind.ValueType  # 15
     """Told by gateways about some of the requests that they accepted: what the client was told."""
-    EVENT_KIND_REGROUPED: _EventKind.ValueType  # 16
-    """Written by `regroup`: a waiting request is in the group `group_id` now."""
     EVENT_KIND_UNPLACED: _EventKind.ValueType  # 17
     """Written by `pull`: a waiting request of a paused tenant left the group `group_id` and waits to be placed again."""
 
@@ -55,7 +52,6 @@ class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper): ...
 
 EVENT_KIND_UNSPECIFIED: EventKind.ValueType  # 0
 EVENT_KIND_ACCEPTED: EventKind.ValueType  # 1
-EVENT_KIND_PLACED: EventKind.ValueType  # 2
 EVENT_KIND_PULLED: EventKind.ValueType  # 3
 EVENT_KIND_UNPULLED: EventKind.ValueType  # 4
 EVENT_KIND_REQUEUED: EventKind.ValueType  # 5
@@ -73,8 +69,6 @@ EVENT_KIND_GROUPS_MOVED: EventKind.ValueType  # 14
 """Written by `apply_plan`: the groups `group_ids` are on the virtual queue of `instance` now."""
 EVENT_KIND_PREDICTED: EventKind.ValueType  # 15
 """Told by gateways about some of the requests that they accepted: what the client was told."""
-EVENT_KIND_REGROUPED: EventKind.ValueType  # 16
-"""Written by `regroup`: a waiting request is in the group `group_id` now."""
 EVENT_KIND_UNPLACED: EventKind.ValueType  # 17
 """Written by `pull`: a waiting request of a paused tenant left the group `group_id` and waits to be placed again."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
@@ -103,7 +97,7 @@ Global___RequestEvents: _TypeAlias = RequestEvents  # noqa: Y015
 
 @_typing.final
 class RequestEvent(_message.Message):
-    """Of the first nine kinds, REGROUPED and UNPLACED, fields 1 to 9 are written by the scripts, the rest by the caller: a script appends the caller's bytes.
+    """Of the kinds up to 9 and UNPLACED, fields 1 to 9 are written by the scripts, the rest by the caller: a script appends the caller's bytes.
     Readers leave out kinds that they do not know.
     """
 
@@ -146,7 +140,6 @@ class RequestEvent(_message.Message):
     FROM_WARM_FIELD_NUMBER: _builtins.int
     MOVED_REQUESTS_FIELD_NUMBER: _builtins.int
     MOVED_TOKENS_FIELD_NUMBER: _builtins.int
-    FROM_GROUP_ID_FIELD_NUMBER: _builtins.int
     kind: Global___EventKind.ValueType
     queue_id: _builtins.str
     group_id: _builtins.str
@@ -208,8 +201,6 @@ class RequestEvent(_message.Message):
     """KV_ kinds: requests of the move."""
     moved_tokens: _builtins.int
     """KV_ kinds: tokens of KV of all of them."""
-    from_group_id: _builtins.str
-    """REGROUPED: the group that it came from."""
     @_builtins.property
     def own_wait(self) -> Global___Moments:
         """PREDICTED: the wait as the formulas gave it, before calibration; absent where it is as told."""
@@ -266,11 +257,10 @@ class RequestEvent(_message.Message):
         from_warm: _builtins.bool = ...,
         moved_requests: _builtins.int = ...,
         moved_tokens: _builtins.int = ...,
-        from_group_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "length_guess", b"length_guess", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_wait_p50_s", b"predicted_wait_p50_s", "slack_s", b"slack_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_group_id", b"from_group_id", "from_model", b"from_model", "from_warm", b"from_warm", "gpu", b"gpu", "group_id", b"group_id", "group_ids", b"group_ids", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "length_guess", b"length_guess", "model", b"model", "moved_requests", b"moved_requests", "moved_tokens", b"moved_tokens", "n_gpu", b"n_gpu", "output_tokens", b"output_tokens", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "predicted_p99_s", b"predicted_p99_s", "predicted_wait_p50_s", b"predicted_wait_p50_s", "predicted_wait_p90_s", b"predicted_wait_p90_s", "predicted_wait_p99_s", b"predicted_wait_p99_s", "profile_version", b"profile_version", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s", "took_s", b"took_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "from_warm", b"from_warm", "gpu", b"gpu", "group_id", b"group_id", "group_ids", b"group_ids", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "length_guess", b"length_guess", "model", b"model", "moved_requests", b"moved_requests", "moved_tokens", b"moved_tokens", "n_gpu", b"n_gpu", "output_tokens", b"output_tokens", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "predicted_p99_s", b"predicted_p99_s", "predicted_wait_p50_s", b"predicted_wait_p50_s", "predicted_wait_p90_s", b"predicted_wait_p90_s", "predicted_wait_p99_s", b"predicted_wait_p99_s", "profile_version", b"profile_version", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s", "took_s", b"took_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["predicted_wait_p50_s"]  # noqa: Y015
     _WhichOneofArgType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s"]  # noqa: Y015
