@@ -51,14 +51,6 @@ class Judged:
     wait_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitEnded:
-    """A request that a client was told of started for the first time, at `at_s` of the queue's clock."""
-
-    queue_id: str
-    at_s: float
-
-
 def told(p50_s: float, p90_s: float, p99_s: float = 0.0, own: Normal | None = None) -> Told:
     """Quantiles of which only the first two need to be known: the others are those of the normal through them."""
     deviation_s = max(0.0, p90_s - p50_s) / Z_P90

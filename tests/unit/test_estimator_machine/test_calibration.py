@@ -8,7 +8,7 @@ from qlm_core.calibration import CalibratedTime, CalibrationProfile
 from qlm_core.distribution import Normal
 from qlm_estimator.calibration import feedback
 from qlm_estimator.events import LifecycleKind
-from qlm_estimator.predictions import Judged, Predicted, WaitEnded, told
+from qlm_estimator.predictions import Judged, Predicted, told
 
 from .driver import BEGAN_MS, INSTANCE, Driver
 
@@ -32,7 +32,7 @@ def served(driver: Driver, at_s: float, wait_s: float) -> None:
     """A request that a client was told of, which waited so long and ran for 10 s."""
     told_so = predicted(at_s, str(at_s))
     driver.step(at_s, told_so)
-    driver.step(at_s + wait_s, WaitEnded(queue_id=told_so.queue_id, at_s=told_so.at_s + wait_s))
+    driver.tell(LifecycleKind.PULLED, at_s + wait_s, told_so.queue_id)
     came = Judged(predicted=told_so, at_s=told_so.at_s + wait_s + 10.0, completion_s=wait_s + 10.0, wait_s=wait_s)
     driver.step(at_s + wait_s + 10.0, came)
 

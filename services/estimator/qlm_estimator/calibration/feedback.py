@@ -24,6 +24,7 @@ from qlm_core.calibration import (
 from qlm_core.distribution import Normal
 from qlm_estimator.calibration.bias import CHANGED, SHORT_S, BiasFactor
 from qlm_estimator.calibration.conformal import ErrorQuantiles, Weighted
+from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.predictions import Judged, Predicted, Told
 
 PER_WAIT = 16.0
@@ -95,7 +96,8 @@ class Feedback:
         for profile in profiles:
             by_horizon = zip(*(profile.scores[which * HORIZONS : (which + 1) * HORIZONS] for which in range(len(LEVELS))), strict=True)
             errors = {horizon: ErrorQuantiles.restored(known, profile.samples) for horizon, known in enumerate(by_horizon)}
-            self._put(profile.key, _Row(BiasFactor.restored(profile.bias_factor, profile.evidence_s, profile.samples), errors))
+            row = _Row(BiasFactor.restored(profile.bias_factor, profile.evidence_s, profile.samples), errors)
+            put_newest(self._rows, profile.key, row, self._rows_max)
 
     def predict(self, predicted: Predicted) -> None:
         """A client was told this."""
@@ -109,8 +111,8 @@ class Feedback:
         followed = _Followed(predicted, told, self._slowdown_of(predicted.model, predicted.instance))
         wider: _Row | None = None
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
-            row = self._rows.pop(key, None) or (_Row() if wider is None else wider.copy())
-            self._put(key, row)
+            row = self._rows.get(key) or (_Row() if wider is None else wider.copy())
+            put_newest(self._rows, key, row, self._rows_max)
             wider = row
             followed.every.append(row)
             horizon = horizon_of(row.bias.level_s(told.own.mean))
@@ -199,13 +201,6 @@ class Feedback:
             for row, horizon, _ in followed.rows:
                 row.outstanding[horizon] -= 1
         return followed
-
-    def _put(self, key: CalibrationKey, row: _Row) -> None:
-        """The last in order is the newest."""
-        self._rows.pop(key, None)
-        self._rows[key] = row
-        while len(self._rows) > self._rows_max:
-            del self._rows[next(iter(self._rows))]
 
 
 def _error(row: _Row, own: Normal, actual_s: float) -> float:
