@@ -118,7 +118,7 @@ def test_the_first_lucky_requests_bring_no_model_into_use() -> None:
     monitor = LengthMonitor()
     for number in range(76):
         monitor.compare(10.0, 8.58 if number % 2 else 10.58)
-    assert monitor.gain_tokens > 3.0 * math.sqrt(monitor.variance / monitor.weight)
+    assert monitor.gain.mean > 3.0 * math.sqrt(monitor.gain.variance / monitor.gain.weight)
     assert not monitor.used
     for number in range(64):
         monitor.compare(10.0, 8.58 if number % 2 else 10.58)
