@@ -95,7 +95,7 @@ def test_it_switches_itself_off_when_it_no_longer_wins() -> None:
     for _ in range(1_000):
         monitor.compare(5.0, 8.0)
     assert not monitor.used
-    assert monitor.model_error == pytest.approx(8.0, rel=0.1)
+    assert monitor.error.mean == pytest.approx(8.0, rel=0.1)
     for number in range(3_000):  # neither wins
         monitor.compare(5.0 + number % 2, 6.0 - number % 2)
         assert not monitor.used

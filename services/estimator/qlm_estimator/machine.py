@@ -220,7 +220,7 @@ class EstimatorMachine:
             case LifecycleKind.PULLED:
                 self._pulled(event)
                 if event.attempt == 1:
-                    self._learned |= self._feedback.wait_ended(event.queue_id, event.entry_id[0] / 1000.0)
+                    self._feedback.pulled(event.queue_id)
             case LifecycleKind.RELEASED:
                 self._lengths.released(event)
                 self._leave(event)

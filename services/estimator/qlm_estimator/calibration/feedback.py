@@ -70,6 +70,7 @@ class _Followed:
     rows: list[tuple[_Row, int, float]] = field(default_factory=list)
     every: list[_Row] = field(default_factory=list)
     missed: list[bool] = field(default_factory=lambda: [False] * len(LEVELS))
+    pulled: bool = False
 
     @property
     def limits_s(self) -> tuple[float, ...]:
@@ -136,7 +137,7 @@ class Feedback:
         while self._limits and self._limits[0][0] < now_s:
             _, queue_id, time, which = heapq.heappop(self._limits)
             followed = self._followed.get((queue_id, time))
-            if followed is None or followed.missed[which]:
+            if followed is None or followed.missed[which] or followed.pulled:
                 continue
             followed.missed[which] = True
             self._learn(followed, which, followed.limits_s[which])
@@ -145,10 +146,11 @@ class Feedback:
             self._drop(next(iter(self._followed)))
         return learned
 
-    def wait_ended(self, queue_id: str, at_s: float) -> bool:
-        """A request started at this time of the queue's clock; whether anything was learned."""
+    def pulled(self, queue_id: str) -> None:
+        """An engine has a request for the first time: its wait is over in a moment, and its completion tells when that was."""
         followed = self._followed.get((queue_id, CalibratedTime.WAIT))
-        return followed is not None and self._end(queue_id, CalibratedTime.WAIT, at_s - followed.predicted.at_s)
+        if followed is not None:
+            followed.pulled = True
 
     def judge(self, judged: Judged) -> bool:
         """A request completed: all that was predicted of it is known by now; whether anything was learned."""
@@ -220,7 +222,7 @@ def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[Weighte
         n_gpu=n_gpu,
         instance=instance,
         bias_factor=row.bias.factor,
-        evidence_s=row.bias.said,
+        evidence_s=row.bias.evidence_s,
         scores=tuple(of_level for which in range(len(LEVELS)) for of_level in (each[which] for each in by_horizon)),
         samples=row.bias.pairs,
     )
