@@ -7,6 +7,7 @@ import pytest
 from qlm_core.calibration import CalibratedTime, CalibrationProfile
 from qlm_core.distribution import Normal
 from qlm_estimator.calibration import feedback
+from qlm_estimator.calibration.bias import BiasFactor
 from qlm_estimator.events import LifecycleKind
 from qlm_estimator.predictions import Judged, Predicted, told
 
@@ -57,6 +58,26 @@ def test_a_bias_that_lasts_is_removed(wait_s: float) -> None:
     assert row(driver, CalibratedTime.COMPLETION).applied(Normal(110.0, 30.0)).mean == pytest.approx(wait_s + 10.0, rel=0.05)
 
 
+def test_a_bias_is_believed_as_far_as_it_stands_out_from_the_scatter() -> None:
+    """The same mean, once from waits that all are as long and once from such that are much shorter and longer."""
+    alike, scattered = BiasFactor(), BiasFactor()
+    for number in range(10):
+        alike.add(200.0 * number, 100.0, 120.0)
+        scattered.add(200.0 * number, 100.0, 60.0 if number % 2 else 180.0)
+    assert alike.level_s(100.0) == pytest.approx(120.0, rel=0.01)
+    assert scattered.factor == pytest.approx(alike.factor, rel=0.05)
+    assert 105.0 < scattered.level_s(100.0) < 117.0
+
+
+def test_predictions_that_wait_together_are_one_observation_of_a_bias() -> None:
+    one, sixteen = BiasFactor(), BiasFactor()
+    one.add(0.0, 100.0, 120.0)
+    for number in range(16):
+        sixteen.add(0.01 * number, 100.0, 120.0)
+    assert sixteen.level_s(100.0) == pytest.approx(one.level_s(100.0), abs=0.1)
+    assert one.level_s(100.0) == pytest.approx(110.0, abs=0.5), "half of it, as the prior weighs as much"
+
+
 def test_the_factor_is_clamped() -> None:
     assert row(learned(2_000.0)).bias_factor <= 2.0
 
@@ -80,6 +101,18 @@ def test_one_that_still_waits_beyond_its_quantile_is_a_miss_at_once() -> None:
     assert driver.published[-1].calibration.row(CalibratedTime.WAIT, "chat", INSTANCE) == before
     driver.tick(began_s + 210.0)
     assert row(driver).applied(OWN).quantile(0.9) > 110.0
+
+
+def test_one_that_an_engine_has_waits_no_longer() -> None:
+    """Its completion tells when it started; until then it misses no quantile."""
+    driver = learned(100.0, 40)
+    before = row(driver)
+    began_s = driver.now_s
+    for number in range(90):
+        driver.step(began_s + number, predicted(began_s + number, f"pulled {number}"))
+        driver.tell(LifecycleKind.PULLED, began_s + number + 1.0, f"pulled {number}")
+    driver.tick(began_s + 199.0)
+    assert row(driver).applied(OWN) == before.applied(OWN)
 
 
 def test_cancelled_before_it_is_decided_says_nothing() -> None:

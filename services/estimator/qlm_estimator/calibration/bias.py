@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from qlm_core.calibration import BIAS_DEVIATION, MEMORY, level_s
 
 BIAS_MAX = 2.0
-"""A pair whose times differ by more than this factor has another cause than a bias that lasts, such as lengths that nobody knew yet."""
+"""The factor is at most so large, and at least its inverse; a single pair counts no more than that."""
 CHANGED = 0.1
 """Relative change of the learned speed from which on a prediction from before it says nothing of those that are made now."""
 SHORT_S = 1.0
@@ -44,9 +44,7 @@ class BiasFactor:
         """A prediction of the formulas, made at `at_s`, and the actual time."""
         share = min(1.0, max(0.0, at_s - self.last_s) / (SHORT_S + max(own_s, actual_s)))
         self.last_s = max(self.last_s, at_s)
-        ratio = (actual_s + SHORT_S) / (own_s + SHORT_S)
-        if not 1.0 / BIAS_MAX <= ratio <= BIAS_MAX:
-            return
+        ratio = min(max((actual_s + SHORT_S) / (own_s + SHORT_S), 1.0 / BIAS_MAX), BIAS_MAX)
         kept, weight_s = math.exp(-share / MEMORY), share * (own_s + SHORT_S)
         self.actual_s, self.predicted_s = kept * self.actual_s + weight_s * ratio, kept * self.predicted_s + weight_s
         self.squares_s, self.pairs = kept * self.squares_s + weight_s * ratio * ratio, kept * self.pairs + share
