@@ -24,7 +24,7 @@ from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, QueueSeen, Restored, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
-from qlm_estimator.predictions import Judged, Predicted, WaitEnded
+from qlm_estimator.predictions import Judged, Predicted
 
 LEARNING = Learning(publish_every_s=5.0)
 """As configured by default, but that snapshots are made less often: that is most of the work of a run."""
@@ -154,7 +154,6 @@ class Follower:
         elif happened.kind is Kind.STARTED:
             self._started_s[happened.number] = happened.at_s
             self._first_token_s[happened.number] = happened.first_token_s
-            self._machine.step(happened.at_s, WaitEnded(queue_id=str(happened.number), at_s=happened.at_s))
         elif happened.kind is Kind.PULLED:
             self._pulled(happened)
         elif happened.kind is Kind.COMPLETED:

@@ -27,7 +27,7 @@ ROWS_MAX = 4096
 LEVELS = (0.5, 0.9, 0.99)
 """Quantiles that are tracked."""
 MEMORY = 10.0
-"""Independent waits after which an old one weighs 1 / e, and the prior too."""
+"""Independent waits after which an old one weighs 1 / e."""
 HORIZONS = 8
 HORIZON_FACTOR = 4.0
 """Predictions below a second are of the first horizon; each further one reaches so many times as far."""
@@ -35,6 +35,8 @@ RELATIVE, BASE_S = 0.1, 1.0
 """Errors are in units of the root of the sum of squares of the formulas' own deviation, so much of the mean, and so many seconds."""
 PRIOR_SCORE = 3.0
 """Deviation of the errors, in these units, before any is known: 30% of the time and 3 s."""
+BIAS_DEVIATION = PRIOR_SCORE * RELATIVE
+"""Of a bias factor from 1, before any error is known."""
 
 PRIOR_SCORES = tuple(PRIOR_SCORE * normal_quantile(level) for level in LEVELS for _ in range(HORIZONS))
 _Z90 = normal_quantile(0.9)
@@ -55,10 +57,10 @@ def error_scale_s(mean_s: float, variance: float) -> float:
 
 
 def level_s(bias_factor: float | Floats, evidence_s: float | Floats, mean_s: float | Floats) -> Floats:
-    """A mean without its bias. No bias at all weighs as much as one wait, the one to come, and fades with the independent waits that are
-    known, of which `evidence_s` holds so many as are as long."""
+    """A mean without its bias. No bias at all weighs as much as one wait, the one to come, and a bias as the waits of that length that
+    `evidence_s` holds."""
     waits = evidence_s / (np.maximum(mean_s, 0.0) + BASE_S)
-    level: Floats = mean_s * (1.0 + (bias_factor - 1.0) * waits / (waits + np.exp(-waits / MEMORY)))
+    level: Floats = mean_s * (1.0 + (bias_factor - 1.0) * waits / (waits + 1.0))
     return level
 
 
@@ -71,8 +73,8 @@ def horizon_of(mean_s: float) -> int:
 class CalibrationProfile:
     """Of a time that the formulas predict with mean m and variance v, the quantile LEVELS[k] is M + scores[k, horizon of M] *
     error_scale_s(M, v), with M = level_s(`bias_factor`, `evidence_s`, m). `scores` [LEVELS * HORIZONS]. `samples`: independent pairs behind
-    the factor (pairs that waited behind the same requests count as one), and `evidence_s`: their seconds. `model` "", `gpu` "" with `n_gpu`
-    0, `instance` "": any."""
+    the factor (pairs that waited behind the same requests count as one), and `evidence_s`: their seconds, fewer where they scatter more
+    than the prior has it. `model` "", `gpu` "" with `n_gpu` 0, `instance` "": any."""
 
     time: CalibratedTime = CalibratedTime.WAIT
     model: str = ""

@@ -95,7 +95,7 @@ def test_it_switches_itself_off_when_it_no_longer_wins() -> None:
     for _ in range(1_000):
         monitor.compare(5.0, 8.0)
     assert not monitor.used
-    assert monitor.model_error == pytest.approx(8.0, rel=0.1)
+    assert monitor.error.mean == pytest.approx(8.0, rel=0.1)
     for number in range(3_000):  # neither wins
         monitor.compare(5.0 + number % 2, 6.0 - number % 2)
         assert not monitor.used
@@ -118,7 +118,7 @@ def test_the_first_lucky_requests_bring_no_model_into_use() -> None:
     monitor = LengthMonitor()
     for number in range(76):
         monitor.compare(10.0, 8.58 if number % 2 else 10.58)
-    assert monitor.gain_tokens > 3.0 * math.sqrt(monitor.variance / monitor.weight)
+    assert monitor.gain.mean > 3.0 * math.sqrt(monitor.gain.variance / monitor.gain.weight)
     assert not monitor.used
     for number in range(64):
         monitor.compare(10.0, 8.58 if number % 2 else 10.58)

@@ -16,6 +16,7 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig, EstimatorSettings
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
 from qlm_estimator.lifecycle_wire import events_of
+from qlm_estimator.outcomes.report import Outcomes
 from qlm_estimator.shell import queue_seen
 from qlm_process.queue.views import instances_in, queue_views
 from qlm_process.wire import instance as instance_wire
@@ -41,8 +42,13 @@ def _entry(*events: events_pb2.RequestEvent, entry_id: str = "1700000000123-4") 
     return StreamEntry(entry_id=entry_id, payload=events_pb2.RequestEvents(events=events).SerializeToString())
 
 
+def _learned_from(entry: StreamEntry) -> list[Lifecycle | OperationTold]:
+    events = events_of(entry, Outcomes(since_s=0.0), {})
+    return [event for event in events if isinstance(event, Lifecycle | OperationTold)]
+
+
 def test_every_field_of_an_event_is_read() -> None:
-    (event,) = events_of(
+    (event,) = _learned_from(
         _entry(
             events_pb2.RequestEvent(
                 kind=events_pb2.EVENT_KIND_COMPLETED,
@@ -69,7 +75,7 @@ def test_every_field_of_an_event_is_read() -> None:
 
 def test_kinds() -> None:
     kinds = [events_pb2.RequestEvent(kind=kind) for kind in events_pb2.EventKind.values()]
-    read = [(event.index, event.kind) for event in events_of(_entry(*kinds, events_pb2.RequestEvent(kind=99)))]  # type: ignore[arg-type]
+    read = [(event.index, event.kind) for event in _learned_from(_entry(*kinds, events_pb2.RequestEvent(kind=99)))]  # type: ignore[arg-type]
     assert read == [
         (1, LifecycleKind.ACCEPTED),
         (3, LifecycleKind.PULLED),
@@ -85,7 +91,7 @@ def test_kinds() -> None:
 def test_every_field_of_an_operation_is_read() -> None:
     kinds = events_pb2.EventKind
     told: dict[str, Any] = {"incarnation": "a/1", "instance": "a", "model": "chat"}
-    read = events_of(
+    read = _learned_from(
         _entry(
             events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, took_s=0.5, from_warm=True, **told),
             events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, took_s=5.5, **told),
@@ -107,9 +113,9 @@ def test_every_field_of_an_operation_is_read() -> None:
 
 def test_malformed_entries_are_refused() -> None:
     with pytest.raises(ValueError, match="1-1"):
-        events_of(StreamEntry(entry_id="1-1", payload=b"\xff\xff"))
+        _learned_from(StreamEntry(entry_id="1-1", payload=b"\xff\xff"))
     with pytest.raises(ValueError, match="invalid literal"):
-        events_of(_entry(events_pb2.RequestEvent(kind=events_pb2.EVENT_KIND_PULLED), entry_id="now"))
+        _learned_from(_entry(events_pb2.RequestEvent(kind=events_pb2.EVENT_KIND_PULLED), entry_id="now"))
 
 
 @pytest.mark.parametrize(("text", "expected"), [("", (0, 0)), ("0", (0, 0)), ("12-3", (12, 3)), ("12", (12, 0))])

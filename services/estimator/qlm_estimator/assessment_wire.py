@@ -7,14 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from qlm.api.v1 import estimator_pb2
 from qlm_core.assessment import Assessment
 from qlm_core.errors import NotFound, invalid_field
-from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_views import GroupView, QueueView
-from qlm_estimator.predictions import Z_P90
 from qlm_estimator.readings import Reading
 from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
@@ -97,8 +93,8 @@ def _group_messages(chosen: Sequence[_Told], assessment: Assessment) -> dict[int
     numbers = [told.number for told in chosen]
     firsts = assessment.table.times(numbers, [0.0] * len(chosen))
     lasts = assessment.table.times(numbers, [max(told.group.waiting - 1.0, 0.0) for told in chosen])
-    wait_p50_s, wait_p90_s = _quantiles_s(firsts.wait_s, firsts.wait_variance)
-    completion_p50_s, completion_p90_s = _quantiles_s(lasts.completion_s, lasts.completion_variance)
+    wait_p50_s, wait_p90_s = (firsts.wait_quantile_s(level).tolist() for level in (0.5, 0.9))
+    completion_p50_s, completion_p90_s = (lasts.completion_quantile_s(level).tolist() for level in (0.5, 0.9))
     return {
         told.number: estimator_pb2.GroupAssessment(
             group_id=told.group.group_id,
@@ -116,9 +112,3 @@ def _group_messages(chosen: Sequence[_Told], assessment: Assessment) -> dict[int
         )
         for at, told in enumerate(chosen)
     }
-
-
-def _quantiles_s(mean_s: Floats, variance: Floats) -> tuple[list[float], list[float]]:
-    """Medians and 90th percentiles of times from now, which are not negative."""
-    p90_s = mean_s + Z_P90 * np.sqrt(variance)
-    return np.maximum(mean_s, 0.0).tolist(), np.maximum(p90_s, 0.0).tolist()

@@ -9,7 +9,7 @@ from enum import Enum
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_model import LengthGuess
 from qlm_core.profile import ProfileSnapshot
-from qlm_estimator.predictions import Judged, Predicted, WaitEnded
+from qlm_estimator.predictions import Judged, Predicted
 
 EntryId = tuple[int, int]
 """Id of an entry of the event stream: milliseconds of the server's clock, and a sequence number within one."""
@@ -130,7 +130,7 @@ class Tick:
     """Time passed."""
 
 
-Event = Lifecycle | OperationTold | QueueSeen | Restored | Imported | Predicted | WaitEnded | Judged | EntryRead | Tick
+Event = Lifecycle | OperationTold | QueueSeen | Restored | Imported | Predicted | Judged | EntryRead | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

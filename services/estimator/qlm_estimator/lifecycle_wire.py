@@ -1,12 +1,17 @@
-"""From an entry of the event stream to the machine's lifecycle events."""
+"""From an entry of the event stream to what the machine learns from and what outcomes count."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import events_pb2
 from qlm_core.length_model import LengthGuess
 from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
+from qlm_estimator.outcomes.report import Ended, Outcomes
+from qlm_estimator.outcomes.wire import take
+from qlm_estimator.predictions import Judged, Predicted
 from qlm_process.wire import lengths as length_wire
 from qlm_queue.values import StreamEntry
 
@@ -29,19 +34,23 @@ _OPERATIONS = {
 """Kinds that are in neither, of which a newer version may write some, teach nothing."""
 
 
-def events_of(entry: StreamEntry) -> list[Lifecycle | OperationTold]:
-    """The events of an entry that teach something, in order. Raises ValueError where it is malformed."""
+def events_of(
+    entry: StreamEntry, outcomes: Outcomes, classes: Mapping[str, str]
+) -> list[Lifecycle | OperationTold | Predicted | Judged | Ended]:
+    """The events of an entry that teach something, in order; all of them are counted in `outcomes`. `classes`: group id -> SLO class, for
+    ends that do not name it. Raises ValueError where the entry is malformed."""
     try:
         message = events_pb2.RequestEvents.FromString(entry.payload)
     except DecodeError as error:
         raise ValueError(f"entry {entry.entry_id} is no RequestEvents message") from error
     entry_id = entry_id_of(entry.entry_id)
-    found: list[Lifecycle | OperationTold] = []
+    found: list[Lifecycle | OperationTold | Predicted | Judged | Ended] = []
     for index, event in enumerate(message.events):
         if event.kind in _KINDS:
             found.append(_lifecycle(entry_id, index, event))
         elif event.kind in _OPERATIONS and event.took_s != 0.0:
             found.append(_operation(entry_id, index, event))
+        found += take(outcomes, event, entry_id[0] / 1000.0, classes)
     return found
 
 

@@ -38,7 +38,7 @@ from qlm_estimator.events import (
     entry_text,
 )
 from qlm_estimator.lengths.requests import RequestLengths
-from qlm_estimator.predictions import Judged, Predicted, WaitEnded
+from qlm_estimator.predictions import Judged, Predicted
 from qlm_estimator.speed.activity import Activity, FinishedRun
 from qlm_estimator.speed.base_rows import BaseRows
 from qlm_estimator.speed.factor import SpeedLearner
@@ -128,8 +128,6 @@ class EstimatorMachine:
                 self._learned, self._published_s = True, -float("inf")
             case Predicted():
                 self._feedback.predict(event)
-            case WaitEnded():
-                self._learned |= self._feedback.wait_ended(event.queue_id, event.at_s)
             case Judged():
                 self.counts.judged += 1
                 self._learned |= self._feedback.judge(event)
@@ -140,7 +138,7 @@ class EstimatorMachine:
             case _:
                 assert_never(event)
         self._learned |= self._feedback.pass_time(now_s)
-        between_entries = not isinstance(event, Lifecycle | OperationTold | Predicted | WaitEnded | Judged)
+        between_entries = not isinstance(event, Lifecycle | OperationTold | Predicted | Judged)
         found = self._unknown_hardware(event.instances) if isinstance(event, QueueSeen) else ()
         return [*found, *(self._publish_if_due(now_s) if between_entries else ())]
 
@@ -221,6 +219,8 @@ class EstimatorMachine:
                 self._notice_gap(event.acceptance_number)
             case LifecycleKind.PULLED:
                 self._pulled(event)
+                if event.attempt == 1:
+                    self._feedback.pulled(event.queue_id)
             case LifecycleKind.RELEASED:
                 self._lengths.released(event)
                 self._leave(event)

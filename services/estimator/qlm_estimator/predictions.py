@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlm_core.distribution import Normal
+from qlm_core.distribution import Normal, normal_quantile
 
-Z_P90 = 1.2815515655446004
-"""The standard normal's 90% quantile."""
 DEPTH_EXPONENT_MAX = 9
 """Deeper than 4^9 = 262,144 requests ahead is one class."""
 
@@ -51,17 +49,9 @@ class Judged:
     wait_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitEnded:
-    """A request that a client was told of started for the first time, at `at_s` of the queue's clock."""
-
-    queue_id: str
-    at_s: float
-
-
 def told(p50_s: float, p90_s: float, p99_s: float = 0.0, own: Normal | None = None) -> Told:
     """Quantiles of which only the first two need to be known: the others are those of the normal through them."""
-    deviation_s = max(0.0, p90_s - p50_s) / Z_P90
+    deviation_s = max(0.0, p90_s - p50_s) / normal_quantile(0.9)
     normal = Normal(p50_s, deviation_s * deviation_s)
     return Told(p50_s=p50_s, p90_s=p90_s, p99_s=max(p90_s, p99_s or normal.quantile(0.99)), own=own or normal)
 

@@ -29,7 +29,6 @@ from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes
-from qlm_estimator.outcomes.wire import take
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.leases import LeaseKeeper, RoleElection, Sleep
 from qlm_process.queue.polls import QueueLooks
@@ -163,20 +162,18 @@ class EstimatorShell:
             return replace(self._shipped, version=version)
 
     async def _learn(self, keeper: LeaseKeeper, machine: EstimatorMachine, entry: StreamEntry) -> None:
-        happened: list[Event] = []
+        assert self.outcomes is not None, "a leader has them"
         try:
-            happened.extend(events_of(entry))
-            for outcome in () if self.outcomes is None else take(self.outcomes, entry, self._classes):
-                if isinstance(outcome, Ended):
-                    self._metrics.count_outcome(outcome)
-                else:
-                    happened.append(outcome)
+            happened = events_of(entry, self.outcomes, self._classes)
         except ValueError as error:
             self._metrics.malformed.inc()
             structlog.get_logger().warning("event_malformed", error=str(error))
             return
         for event in happened:
-            await self._step(keeper, machine, event)
+            if isinstance(event, Ended):
+                self._metrics.count_outcome(event)
+            else:
+                await self._step(keeper, machine, event)
 
     async def _step(self, keeper: LeaseKeeper, machine: EstimatorMachine, event: Event) -> None:
         for effect in machine.step(self._clock.now_s(), event):

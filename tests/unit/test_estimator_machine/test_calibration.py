@@ -7,8 +7,9 @@ import pytest
 from qlm_core.calibration import CalibratedTime, CalibrationProfile
 from qlm_core.distribution import Normal
 from qlm_estimator.calibration import feedback
+from qlm_estimator.calibration.bias import BiasFactor
 from qlm_estimator.events import LifecycleKind
-from qlm_estimator.predictions import Judged, Predicted, WaitEnded, told
+from qlm_estimator.predictions import Judged, Predicted, told
 
 from .driver import BEGAN_MS, INSTANCE, Driver
 
@@ -32,7 +33,7 @@ def served(driver: Driver, at_s: float, wait_s: float) -> None:
     """A request that a client was told of, which waited so long and ran for 10 s."""
     told_so = predicted(at_s, str(at_s))
     driver.step(at_s, told_so)
-    driver.step(at_s + wait_s, WaitEnded(queue_id=told_so.queue_id, at_s=told_so.at_s + wait_s))
+    driver.tell(LifecycleKind.PULLED, at_s + wait_s, told_so.queue_id)
     came = Judged(predicted=told_so, at_s=told_so.at_s + wait_s + 10.0, completion_s=wait_s + 10.0, wait_s=wait_s)
     driver.step(at_s + wait_s + 10.0, came)
 
@@ -55,6 +56,26 @@ def test_a_bias_that_lasts_is_removed(wait_s: float) -> None:
     driver = learned(wait_s)
     assert row(driver).applied(OWN).mean == pytest.approx(wait_s, rel=0.05)
     assert row(driver, CalibratedTime.COMPLETION).applied(Normal(110.0, 30.0)).mean == pytest.approx(wait_s + 10.0, rel=0.05)
+
+
+def test_a_bias_is_believed_as_far_as_it_stands_out_from_the_scatter() -> None:
+    """The same mean, once from waits that all are as long and once from such that are much shorter and longer."""
+    alike, scattered = BiasFactor(), BiasFactor()
+    for number in range(10):
+        alike.add(200.0 * number, 100.0, 120.0)
+        scattered.add(200.0 * number, 100.0, 60.0 if number % 2 else 180.0)
+    assert alike.level_s(100.0) == pytest.approx(120.0, rel=0.01)
+    assert scattered.factor == pytest.approx(alike.factor, rel=0.05)
+    assert 105.0 < scattered.level_s(100.0) < 117.0
+
+
+def test_predictions_that_wait_together_are_one_observation_of_a_bias() -> None:
+    one, sixteen = BiasFactor(), BiasFactor()
+    one.add(0.0, 100.0, 120.0)
+    for number in range(16):
+        sixteen.add(0.01 * number, 100.0, 120.0)
+    assert sixteen.level_s(100.0) == pytest.approx(one.level_s(100.0), abs=0.1)
+    assert one.level_s(100.0) == pytest.approx(110.0, abs=0.5), "half of it, as the prior weighs as much"
 
 
 def test_the_factor_is_clamped() -> None:
@@ -80,6 +101,18 @@ def test_one_that_still_waits_beyond_its_quantile_is_a_miss_at_once() -> None:
     assert driver.published[-1].calibration.row(CalibratedTime.WAIT, "chat", INSTANCE) == before
     driver.tick(began_s + 210.0)
     assert row(driver).applied(OWN).quantile(0.9) > 110.0
+
+
+def test_one_that_an_engine_has_waits_no_longer() -> None:
+    """Its completion tells when it started; until then it misses no quantile."""
+    driver = learned(100.0, 40)
+    before = row(driver)
+    began_s = driver.now_s
+    for number in range(90):
+        driver.step(began_s + number, predicted(began_s + number, f"pulled {number}"))
+        driver.tell(LifecycleKind.PULLED, began_s + number + 1.0, f"pulled {number}")
+    driver.tick(began_s + 199.0)
+    assert row(driver).applied(OWN) == before.applied(OWN)
 
 
 def test_cancelled_before_it_is_decided_says_nothing() -> None:

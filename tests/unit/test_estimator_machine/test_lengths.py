@@ -13,6 +13,7 @@ from qlm_core.length_model import LengthGuess
 from qlm_estimator.events import Lifecycle, LifecycleKind
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import Learning
+from qlm_estimator.outcomes.report import Outcomes
 from qlm_process.wire import lengths as length_wire
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.values import StreamEntry
@@ -234,10 +235,10 @@ def test_a_guess_that_no_gateway_makes_is_left_out_and_the_rest_believed(field: 
     event = events_pb2.RequestEvent(kind=events_pb2.EVENT_KIND_COMPLETED, queue_id="1-1", model="chat", output_tokens=7, prompt_tokens=5)
     event.length_guess.CopyFrom(length_wire.guess_to_proto(LengthGuess(median_tokens=5.0, model_tokens=5.0, expected_tokens=5)))
     body = events_pb2.RequestEvents(events=[event])
-    (read,) = events_of(StreamEntry(entry_id="1-1", payload=body.SerializeToString()))
+    read, _ = events_of(StreamEntry(entry_id="1-1", payload=body.SerializeToString()), Outcomes(since_s=0.0), {})
     assert isinstance(read, Lifecycle)
     assert read.length_guess is not None
     setattr(body.events[0].length_guess, field, float("nan"))
-    (read,) = events_of(StreamEntry(entry_id="1-1", payload=body.SerializeToString()))
+    read, _ = events_of(StreamEntry(entry_id="1-1", payload=body.SerializeToString()), Outcomes(since_s=0.0), {})
     assert isinstance(read, Lifecycle)
     assert (read.length_guess, read.output_tokens) == (None, 7)

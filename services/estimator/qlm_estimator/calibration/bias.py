@@ -1,8 +1,9 @@
 """The factor by which times are longer than predicted: what is left once speed and lengths are learned. Pure.
 
-The sum of what came over the sum of what the formulas said, which says as much of a wait to come as independent waits of its length fit
-into the sums (`qlm_core.calibration.level_s`). Predictions that waited behind the same requests err alike, so a pair counts by the time
-since the one before it, over the time that it stands for.
+The sum of actual over the sum of predicted seconds. Predictions that waited behind the same requests err alike, so a pair counts by the
+time since the one before it, over its own time. A bias is believed as far as it stands out from the scatter of independent pairs: a normal
+prior of mean 1 (`qlm_core.calibration.BIAS_DEVIATION`) against the variance that was observed, with the prior's own as one pair more (the
+conjugate update of a normal mean, its variance by empirical Bayes: Efron and Morris, "Data analysis using Stein's estimator", 1975).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qlm_core.calibration import MEMORY, level_s
+from qlm_core.calibration import BIAS_DEVIATION, MEMORY, level_s
 
 BIAS_MAX = 2.0
 """The factor is at most so large, and at least its inverse; a single pair counts no more than that."""
@@ -22,36 +23,46 @@ SHORT_S = 1.0
 
 @dataclass(slots=True)
 class BiasFactor:
-    """Faded sums of seconds: `came`, `said`; `pairs`: independent ones."""
+    """Faded sums over pairs: actual and predicted seconds, squares of the actual over the predicted; `pairs`: independent ones."""
 
-    came: float = 0.0
-    said: float = 0.0
+    actual_s: float = 0.0
+    predicted_s: float = 0.0
+    squares_s: float = 0.0
     pairs: float = 0.0
     last_s: float = -math.inf
 
     @classmethod
     def restored(cls, factor: float, evidence_s: float, pairs: float) -> BiasFactor:
-        """As published."""
-        return cls(came=factor * evidence_s, said=evidence_s, pairs=pairs)
+        """With these published figures, and no scatter beside the prior's."""
+        predicted_s = evidence_s / pairs if pairs > 0.0 else 0.0
+        return cls(factor * predicted_s, predicted_s, factor * factor * predicted_s, pairs)
 
     def copy(self) -> BiasFactor:
-        return BiasFactor(self.came, self.said, self.pairs, self.last_s)
+        return BiasFactor(self.actual_s, self.predicted_s, self.squares_s, self.pairs, self.last_s)
 
     def add(self, at_s: float, own_s: float, actual_s: float) -> None:
-        """A prediction told at `at_s`, by the formulas and by what came."""
+        """A prediction of the formulas, made at `at_s`, and the actual time."""
         share = min(1.0, max(0.0, at_s - self.last_s) / (SHORT_S + max(own_s, actual_s)))
         self.last_s = max(self.last_s, at_s)
-        kept = math.exp(-share / MEMORY)
-        said = own_s + SHORT_S
-        came = min(max(actual_s + SHORT_S, said / BIAS_MAX), said * BIAS_MAX)
-        self.came, self.said = kept * self.came + share * came, kept * self.said + share * said
-        self.pairs = kept * self.pairs + share
+        ratio = min(max((actual_s + SHORT_S) / (own_s + SHORT_S), 1.0 / BIAS_MAX), BIAS_MAX)
+        kept, weight_s = math.exp(-share / MEMORY), share * (own_s + SHORT_S)
+        self.actual_s, self.predicted_s = kept * self.actual_s + weight_s * ratio, kept * self.predicted_s + weight_s
+        self.squares_s, self.pairs = kept * self.squares_s + weight_s * ratio * ratio, kept * self.pairs + share
 
     @property
     def factor(self) -> float:
         """Of the seconds of the pairs."""
-        return self.came / self.said if self.said > 0.0 else 1.0
+        return self.actual_s / self.predicted_s if self.predicted_s > 0.0 else 1.0
+
+    @property
+    def evidence_s(self) -> float:
+        """Seconds of predicted times, as many as would say as much with pairs that scatter by the prior's deviation."""
+        if not (self.predicted_s > 0.0 and self.pairs > 0.0):
+            return 0.0
+        prior = BIAS_DEVIATION**2
+        variance = max(0.0, self.squares_s / self.predicted_s - self.factor**2) + prior / self.pairs
+        return self.predicted_s * prior / variance
 
     def level_s(self, own_s: float) -> float:
         """A mean of the formulas without its bias."""
-        return float(level_s(self.factor, self.said, own_s))
+        return float(level_s(self.factor, self.evidence_s, own_s))

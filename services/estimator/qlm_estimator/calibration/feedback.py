@@ -24,6 +24,7 @@ from qlm_core.calibration import (
 from qlm_core.distribution import Normal
 from qlm_estimator.calibration.bias import CHANGED, SHORT_S, BiasFactor
 from qlm_estimator.calibration.conformal import ErrorQuantiles, Weighted
+from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.predictions import Judged, Predicted, Told
 
 PER_WAIT = 16.0
@@ -69,6 +70,7 @@ class _Followed:
     rows: list[tuple[_Row, int, float]] = field(default_factory=list)
     every: list[_Row] = field(default_factory=list)
     missed: list[bool] = field(default_factory=lambda: [False] * len(LEVELS))
+    pulled: bool = False
 
     @property
     def limits_s(self) -> tuple[float, ...]:
@@ -95,7 +97,8 @@ class Feedback:
         for profile in profiles:
             by_horizon = zip(*(profile.scores[which * HORIZONS : (which + 1) * HORIZONS] for which in range(len(LEVELS))), strict=True)
             errors = {horizon: ErrorQuantiles.restored(known, profile.samples) for horizon, known in enumerate(by_horizon)}
-            self._put(profile.key, _Row(BiasFactor.restored(profile.bias_factor, profile.evidence_s, profile.samples), errors))
+            row = _Row(BiasFactor.restored(profile.bias_factor, profile.evidence_s, profile.samples), errors)
+            put_newest(self._rows, profile.key, row, self._rows_max)
 
     def predict(self, predicted: Predicted) -> None:
         """A client was told this."""
@@ -109,8 +112,8 @@ class Feedback:
         followed = _Followed(predicted, told, self._slowdown_of(predicted.model, predicted.instance))
         wider: _Row | None = None
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
-            row = self._rows.pop(key, None) or (_Row() if wider is None else wider.copy())
-            self._put(key, row)
+            row = self._rows.get(key) or (_Row() if wider is None else wider.copy())
+            put_newest(self._rows, key, row, self._rows_max)
             wider = row
             followed.every.append(row)
             horizon = horizon_of(row.bias.level_s(told.own.mean))
@@ -134,7 +137,7 @@ class Feedback:
         while self._limits and self._limits[0][0] < now_s:
             _, queue_id, time, which = heapq.heappop(self._limits)
             followed = self._followed.get((queue_id, time))
-            if followed is None or followed.missed[which]:
+            if followed is None or followed.missed[which] or followed.pulled:
                 continue
             followed.missed[which] = True
             self._learn(followed, which, followed.limits_s[which])
@@ -143,10 +146,11 @@ class Feedback:
             self._drop(next(iter(self._followed)))
         return learned
 
-    def wait_ended(self, queue_id: str, at_s: float) -> bool:
-        """A request started at this time of the queue's clock; whether anything was learned."""
+    def pulled(self, queue_id: str) -> None:
+        """An engine has a request for the first time: its wait is over in a moment, and its completion tells when that was."""
         followed = self._followed.get((queue_id, CalibratedTime.WAIT))
-        return followed is not None and self._end(queue_id, CalibratedTime.WAIT, at_s - followed.predicted.at_s)
+        if followed is not None:
+            followed.pulled = True
 
     def judge(self, judged: Judged) -> bool:
         """A request completed: all that was predicted of it is known by now; whether anything was learned."""
@@ -200,13 +204,6 @@ class Feedback:
                 row.outstanding[horizon] -= 1
         return followed
 
-    def _put(self, key: CalibrationKey, row: _Row) -> None:
-        """The last in order is the newest."""
-        self._rows.pop(key, None)
-        self._rows[key] = row
-        while len(self._rows) > self._rows_max:
-            del self._rows[next(iter(self._rows))]
-
 
 def _error(row: _Row, own: Normal, actual_s: float) -> float:
     mean_s = row.bias.level_s(own.mean)
@@ -225,7 +222,7 @@ def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[Weighte
         n_gpu=n_gpu,
         instance=instance,
         bias_factor=row.bias.factor,
-        evidence_s=row.bias.said,
+        evidence_s=row.bias.evidence_s,
         scores=tuple(of_level for which in range(len(LEVELS)) for of_level in (each[which] for each in by_horizon)),
         samples=row.bias.pairs,
     )

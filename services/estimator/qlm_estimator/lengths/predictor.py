@@ -14,6 +14,7 @@ import numpy as np
 
 from qlm_core.length_features import ANCHOR_TOKENS, hint_value
 from qlm_core.length_model import NO_LENGTH_MODEL, WEIGHTS_MAX, LengthGuess, LengthModel, LengthScore
+from qlm_estimator.lengths.classes import Moments
 
 RATE = 0.2
 """First step of a feature's weight, in logarithms of tokens."""
@@ -35,34 +36,23 @@ class LengthMonitor:
 
     used: bool = False
     samples: int = 0
-    weight: float = 0.0
-    median_error: float = 0.0
-    model_error: float = 0.0
-    variance: float = 0.0  # of their difference
+    error: Moments = field(default_factory=Moments)  # of the model
+    gain: Moments = field(default_factory=Moments)
 
     def compare(self, median_error: float, model_error: float) -> None:
-        kept = self.weight * (1.0 - 1.0 / MONITOR_MEMORY)
-        self.weight = kept + 1.0
         self.samples += 1
-        share = 1.0 / self.weight
-        gap = (median_error - model_error) - self.gain_tokens
-        self.median_error += share * (median_error - self.median_error)
-        self.model_error += share * (model_error - self.model_error)
-        self.variance = (1.0 - share) * (self.variance + share * gap * gap)
+        self.error.add(model_error, MONITOR_MEMORY)
+        self.gain.add(median_error - model_error, MONITOR_MEMORY)
         if self.samples >= SAMPLES_MIN:
             least = 0.0 if self.used else self._by_chance
-            self.used = self.gain_tokens > least * math.sqrt(self.variance / self.weight)
+            self.used = self.gain.mean > least * math.sqrt(self.gain.variance / self.gain.weight)
 
     @property
     def _by_chance(self) -> float:
         """Standard errors of the gain that are exceeded at any time with CHANCE where there is none (Robbins, "Statistical methods related
         to the law of the iterated logarithm", 1970). It is looked at after every request, so two or three would often be chance."""
-        share = SAMPLES_MIN / self.weight
+        share = SAMPLES_MIN / self.gain.weight
         return math.sqrt((1.0 + share) * math.log((1.0 + 1.0 / share) / CHANCE**2))
-
-    @property
-    def gain_tokens(self) -> float:
-        return self.median_error - self.model_error
 
 
 @dataclass(slots=True)
@@ -86,9 +76,9 @@ class LengthPredictor:
         self._monitors.clear()
         for score in model.scores[:MODELS_MAX]:
             weight = min(float(score.samples), MONITOR_MEMORY)
-            self._monitors[score.model] = LengthMonitor(
-                score.used, score.samples, weight, score.median_error_tokens, score.model_error_tokens, score.median_error_tokens**2
-            )
+            error = Moments(weight, score.model_error_tokens)
+            gain = Moments(weight, score.median_error_tokens - score.model_error_tokens, score.median_error_tokens**2)
+            self._monitors[score.model] = LengthMonitor(score.used, score.samples, error, gain)
 
     def learn(self, model: str, guess: LengthGuess, output_tokens: int) -> None:
         """One finished request and what was thought of it at its arrival: first judged, then learned from."""
@@ -137,6 +127,6 @@ def _score(model: str, monitor: LengthMonitor) -> LengthScore:
         model=model,
         used=monitor.used,
         samples=monitor.samples,
-        median_error_tokens=monitor.median_error,
-        model_error_tokens=monitor.model_error,
+        median_error_tokens=monitor.error.mean + monitor.gain.mean,
+        model_error_tokens=monitor.error.mean,
     )

@@ -10,14 +10,12 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
 
 import numpy as np
 
 from qlm_core.normal_arrays import Floats
+from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.predictions import Judged, Predicted, Told, depth_class
-
-Value = TypeVar("Value")
 
 WINDOW_MAX_S = 3600.0
 """Longest window of a report."""
@@ -146,7 +144,7 @@ class Outcomes:
             return None
         if predicted is not None:
             return self._judge(predicted, ended)
-        _remember(self._unpredicted, ended.queue_id, ended, UNPREDICTED_MAX)
+        put_newest(self._unpredicted, ended.queue_id, ended, UNPREDICTED_MAX)
         return None
 
     def predict(self, predicted: Predicted) -> Judged | None:
@@ -251,9 +249,3 @@ def _row(time: PredictedTime, depth: str, known: Floats) -> CalibrationRow:
         bias_s=float(errors_s[:, 0].mean()),
         r2=1.0 - float(np.square(errors_s[:, 0]).sum()) / spread if explained else None,
     )
-
-
-def _remember(memory: OrderedDict[str, Value], key: str, value: Value, most: int) -> None:
-    memory[key] = value
-    if len(memory) > most:
-        memory.popitem(last=False)

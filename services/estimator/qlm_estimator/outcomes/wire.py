@@ -1,21 +1,17 @@
-"""From an entry of the event stream to outcomes, and from their report to its message."""
+"""From an event of the stream to outcomes, and from their report to its message."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-
-from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.distribution import Normal
-from qlm_estimator.events import entry_id_of
 from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport, PredictedTime
-from qlm_estimator.predictions import Judged, Predicted, Told, WaitEnded, told
-from qlm_queue.values import StreamEntry
+from qlm_estimator.predictions import Judged, Predicted, Told, told
 
 LATENCY_MAX_S = 365 * 86_400.0
 """Longer than any objective or expiry: what an agent or a gateway claims beyond it is not believed."""
@@ -41,40 +37,26 @@ _TIMES = {
 _REQUEUED = {"evicted": Count.EVICTED, "lost": Count.RECOVERED}
 
 
-def take(outcomes: Outcomes, entry: StreamEntry, classes: dict[str, str]) -> Iterator[Ended | Judged | Predicted | WaitEnded]:
-    """Counts the events of an entry; gives what clients were told, the first starts, the requests that ended and the predictions that were
-    judged. `classes`: group id -> SLO class,
-    for ends that do not tell it. Raises ValueError where the entry is malformed."""
-    try:
-        events = events_pb2.RequestEvents.FromString(entry.payload).events
-    except DecodeError as error:
-        raise ValueError(f"entry {entry.entry_id} is no RequestEvents message") from error
-    told_s = entry_id_of(entry.entry_id)[0] / 1000.0
-    for event in events:
-        if event.kind in _COUNTED:
-            outcomes.count(told_s, _COUNTED[event.kind])
-            if event.kind == events_pb2.EVENT_KIND_PULLED and event.attempt == 1:
-                yield WaitEnded(queue_id=event.queue_id, at_s=told_s)
-        elif event.kind == events_pb2.EVENT_KIND_GROUPS_MOVED:
-            outcomes.count(told_s, Count.GROUPS_MOVED, len(event.group_ids))
-        elif event.kind == events_pb2.EVENT_KIND_REQUEUED and event.cause in _REQUEUED:
-            outcomes.count(told_s, _REQUEUED[event.cause])
-        elif event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_model:
-            outcomes.count(told_s, Count.MODELS_SWAPPED)
-        elif event.kind == events_pb2.EVENT_KIND_PREDICTED:
-            predicted = _predicted(event, told_s)
-            if predicted is None:
-                continue
-            yield predicted
-            judged = outcomes.predict(predicted)
-            if judged is not None:
-                yield judged
-        elif event.kind in _ENDS:
-            ended = _ended(event, told_s, outcomes.class_name(event.slo_class or classes.get(event.group_id, "")))
-            judged = outcomes.end(ended)
-            yield ended
-            if judged is not None:
-                yield judged
+def take(outcomes: Outcomes, event: RequestEvent, told_s: float, classes: Mapping[str, str]) -> Iterator[Predicted | Ended | Judged]:
+    """Counts an event; gives the prediction that a client was shown, the request that ended, and its judged prediction."""
+    judged: Judged | None = None
+    if event.kind in _COUNTED:
+        outcomes.count(told_s, _COUNTED[event.kind])
+    elif event.kind == events_pb2.EVENT_KIND_GROUPS_MOVED:
+        outcomes.count(told_s, Count.GROUPS_MOVED, len(event.group_ids))
+    elif event.kind == events_pb2.EVENT_KIND_REQUEUED and event.cause in _REQUEUED:
+        outcomes.count(told_s, _REQUEUED[event.cause])
+    elif event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_model:
+        outcomes.count(told_s, Count.MODELS_SWAPPED)
+    elif event.kind == events_pb2.EVENT_KIND_PREDICTED and (predicted := _predicted(event, told_s)) is not None:
+        yield predicted
+        judged = outcomes.predict(predicted)
+    elif event.kind in _ENDS:
+        ended = _ended(event, told_s, outcomes.class_name(event.slo_class or classes.get(event.group_id, "")))
+        yield ended
+        judged = outcomes.end(ended)
+    if judged is not None:
+        yield judged
 
 
 def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from qlm_core.hardware_prior import hardware_prior
 from qlm_core.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, ORIGIN_SHIPPED, HardwareKey, HardwareProfile
 from qlm_core.model import ModelFacts
+from qlm_estimator.newest_rows import put_newest
 
 RUN_VARIANCE_S = 0.6
 """Variance of the ratio of measured to predicted over one second of run time. Large, since the runs of a batch share their steps: 5 s of
@@ -49,7 +50,7 @@ class BaseRows:
         if row is None:
             row = hardware_prior(gpu, n_gpu, profile_name, self._facts.get(profile_name))
             if row is not None:
-                _keep(self._from_facts, row)
+                put_newest(self._from_facts, row.key, row, ROWS_MAX)
         return row
 
     def take(self, rows: Iterable[HardwareProfile]) -> int:
@@ -57,16 +58,9 @@ class BaseRows:
         taken = [row for row in rows if not row.instance and row.origin == ORIGIN_MEASURED]
         for row in taken:
             self._from_facts.pop(row.key, None)
-            _keep(self._measured, row)
+            put_newest(self._measured, row.key, row, ROWS_MAX)
         return len(taken)
 
     def rows(self) -> tuple[HardwareProfile, ...]:
         """All of them, those from facts as far as they were asked for."""
         return tuple({**self._shipped, **self._measured, **self._from_facts}.values())
-
-
-def _keep(rows: dict[HardwareKey, HardwareProfile], row: HardwareProfile) -> None:
-    rows.pop(row.key, None)
-    rows[row.key] = row
-    while len(rows) > ROWS_MAX:
-        del rows[next(iter(rows))]

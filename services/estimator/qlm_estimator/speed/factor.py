@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.profile import HardwareProfile
+from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.speed.activity import FinishedRun
 from qlm_estimator.speed.base_rows import BaseRows, prior_s
 
@@ -109,13 +110,11 @@ class SpeedLearner:
         if not predicted_s / RATIO_MAX < measured_s < predicted_s * RATIO_MAX:
             return False
         key = (instance.name, profile_name)
-        row = self._rows.pop(key, None)
+        row = self._rows.get(key)
         if row is None or row.base != base:  # new, or the instance has other GPUs now, or its pair another row
             row = _Row.of(base)
-        self._rows[key] = row  # the last in order is the newest
         row.add(measured_s, predicted_s, measured_s / max(1.0, run.sequences))
-        while len(self._rows) > self._rows_max:
-            del self._rows[next(iter(self._rows))]
+        put_newest(self._rows, key, row, self._rows_max)
         return True
 
     def profiles(self) -> tuple[HardwareProfile, ...]:

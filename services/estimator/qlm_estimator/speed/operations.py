@@ -26,6 +26,7 @@ from qlm_core.hardware_profile import (
 from qlm_core.importable_profiles import SLOWDOWN_MAX
 from qlm_core.instance import InstanceFacts
 from qlm_estimator.events import OperationKind, OperationTold
+from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.speed.base_rows import BaseRows
 
 PRIOR_OPERATIONS: Mapping[str, float] = {ORIGIN_SHIPPED: 1.0, ORIGIN_MEASURED: 2.0, ORIGIN_FACTS: 0.5}
@@ -86,7 +87,7 @@ class OperationTimes:
         for profile in [*own.values(), *profiles]:
             base = self._base.of(*profile.key)
             if profile.instance and base is not None and any(getattr(profile, name).samples for name in TIMED_OPERATIONS):
-                self._put((profile.instance, profile.model), base, _restored(profile, base))
+                put_newest(self._rows, (profile.instance, profile.model), (base, _restored(profile, base)), self._rows_max)
 
     def add(self, instance: InstanceFacts, profile_name: str, told: OperationTold) -> bool:
         """One operation; False if it is left out: no finite time above 0, or nothing is profiled to hold it against."""
@@ -113,7 +114,7 @@ class OperationTimes:
         blur = RESOLUTION_S * instance.time_scale / (SPREAD * profiled_s)
         ratio = min(SLOWDOWN_MAX, max(1.0 / SLOWDOWN_MAX, measured_s / profiled_s))
         learned[name].add(math.log(ratio), 1.0 / (1.0 + blur * blur))
-        self._put(key, base, learned)
+        put_newest(self._rows, key, (base, learned), self._rows_max)
         return True
 
     def in_rows(self, profiles: Iterable[HardwareProfile]) -> Iterator[HardwareProfile]:
@@ -129,13 +130,6 @@ class OperationTimes:
             yield replace(profile, **_slowdowns(learned))
         for key, (base, learned) in sorted(left.items(), key=lambda each: each[0]):
             yield replace(base, instance=key[0], prior_share=1.0, **_slowdowns(learned))
-
-    def _put(self, key: tuple[str, str], base: HardwareProfile, learned: dict[str, _Learned]) -> None:
-        """The last in order is the newest."""
-        self._rows.pop(key, None)
-        self._rows[key] = base, learned
-        while len(self._rows) > self._rows_max:
-            del self._rows[next(iter(self._rows))]
 
 
 def _learned(base: HardwareProfile) -> dict[str, _Learned]:

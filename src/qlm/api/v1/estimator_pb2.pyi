@@ -116,7 +116,7 @@ Global___ProfileSnapshot: _TypeAlias = ProfileSnapshot  # noqa: Y015
 class CalibrationProfile(_message.Message):
     """Key: (time, model, gpu, n_gpu, instance); the narrowest row that there is counts. Of a time that the formulas predict with mean m and
     variance v, a quantile is M + score * sqrt(v + (0.1 M)^2 + 1 s^2), with the score of the quantile at M. M = m * (1 + w (bias_factor - 1)),
-    with the weight w = n / (n + exp(-n / 10)) of n = evidence_s / (m + 1 s) waits of that length.
+    with the weight w = n / (n + 1) of n = evidence_s / (m + 1 s) waits of that length.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -143,7 +143,7 @@ class CalibrationProfile(_message.Message):
     bias_factor: _builtins.float
     """> 0."""
     evidence_s: _builtins.float
-    """Seconds of waits that the factor rests on, old ones faded."""
+    """Seconds of waits that the factor rests on, old ones faded; fewer where they scatter more than the prior has it."""
     samples: _builtins.float
     """Independent pairs of a prediction and what came; those that waited behind the same requests count as one."""
     @_builtins.property
