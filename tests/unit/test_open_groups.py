@@ -90,4 +90,4 @@ def test_it_guesses_with_the_planners_defaults() -> None:
     policy = Policy()
     assert (policy.delta, policy.group_spread_fraction) == (BATCHES, SPREAD_FRACTION)
     assert (policy.group_overtake_fraction, policy.group_overtake_min_s) == (OVERTAKE_FRACTION, OVERTAKE_MIN_S)
-    assert OVERTAKEN_LOOK == assignment.OVERTAKEN_LOOK
+    assert OVERTAKEN_LOOK == assignment.OVERTAKE_GROUPS
