@@ -123,6 +123,14 @@ async def test_a_host_without_resources_is_one_attempt_that_failed(rig: Rig) -> 
     assert len(rig.template.started_s) == 4
 
 
+async def test_an_unforeseen_error_of_a_restart_loses_the_engine(rig: Rig) -> None:
+    rig.template.fails = [ZeroDivisionError("a bug")]
+    await rig.kill()
+    with pytest.raises(EngineLost, match=r"could not be started again: ZeroDivisionError\('a bug'\)"):
+        async with asyncio.timeout(DEADLINE_S):
+            await rig.engine.outputs()
+
+
 async def test_a_load_without_resources_fails(rig: Rig) -> None:
     await rig.engine.load_model("a", Tier.COLD)
     await rig.kill()

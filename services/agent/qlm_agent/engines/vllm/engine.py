@@ -232,6 +232,13 @@ class VllmEngine:
         model = self._placement.active
         if model and self._placement.child(model) is None and (self._restart is None or self._restart.done()) and not self._lost:
             self._restart = asyncio.get_running_loop().create_task(self._start_again(model), name="vllm-restart")
+            self._restart.add_done_callback(self._restart_ended)
+
+    def _restart_ended(self, task: asyncio.Task[None]) -> None:
+        """An unforeseen error of a restart loses the engine, as too many restarts do."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._lost = f"model {self._placement.active}: its engine process could not be started again: {error!r}"
+            self._runs.news.set()
 
     async def _start_again(self, model: str) -> None:
         while self._placement.active == model and self._placement.child(model) is None:
