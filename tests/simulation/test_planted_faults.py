@@ -107,7 +107,7 @@ def test_an_agent_that_does_not_hear_that_a_call_was_lost(monkeypatch: pytest.Mo
 
 
 def test_a_planner_that_takes_nothing_back_from_lost_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sweeps, "see", lambda self, board: None)  # so it knows of none
+    monkeypatch.setattr(Sweeps, "start_round", lambda self, board: None)  # so it knows of none
     found("waits for ever")
 
 

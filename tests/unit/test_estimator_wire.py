@@ -78,13 +78,13 @@ def test_kinds() -> None:
     read = [(event.index, event.kind) for event in _learned_from(_entry(*kinds, events_pb2.RequestEvent(kind=99)))]  # type: ignore[arg-type]
     assert read == [
         (1, LifecycleKind.ACCEPTED),
-        (3, LifecycleKind.PULLED),
+        (2, LifecycleKind.PULLED),
+        (3, LifecycleKind.RELEASED),
         (4, LifecycleKind.RELEASED),
-        (5, LifecycleKind.RELEASED),
-        (6, LifecycleKind.COMPLETED),
+        (5, LifecycleKind.COMPLETED),
+        (6, LifecycleKind.ENDED),
         (7, LifecycleKind.ENDED),
         (8, LifecycleKind.ENDED),
-        (9, LifecycleKind.ENDED),
     ]
 
 

@@ -62,11 +62,15 @@ async def test_a_request_that_meets_a_draining_group_is_served() -> None:
     machine = await world.lead()
     await world.submit("alpha", count=1)
     await world.settle()
+    await world.pull("a", "alpha", 1)
+    await world.settle()  # events have been read, so the next ones wait for `events_gap_s`
+    await world.submit("alpha", count=1)
+    await world.settle()
     [group_id] = await world.group_ids("a")
     [late] = await world.submit("alpha")
     pulled = await world.pull("a", "alpha", 5)
     assert len(pulled) == 1
-    # Arrivals are read before events: the machine joins the old group.
+    # Arrivals are read before these events: the machine joins the old group.
     await world.settle()
     assert await world.group_ids("a") == [group_id]
     assert await world.state(late) == "PLACED"
