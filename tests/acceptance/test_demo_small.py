@@ -60,7 +60,7 @@ def test_demo_loses_nothing_while_an_agent_the_planner_and_a_gateway_are_killed(
     assert recording.instances == ("a100-0", "h100-0")
     assert len(recording.ends) == REQUESTS
     assert {kill.process for kill in recording.kills} == {kill["process"] for kill in kills.values()}
-    assert any(not frame.instances["a100-0"].up or not frame.instances["h100-0"].up for frame in recording.frames)
+    assert any(not seen.up for frame in recording.frames for seen in frame.instances.values())
     assert max(sum(part.waiting for part in seen.queue) for frame in recording.frames for seen in frame.instances.values()) > 0
     assert (tmp_path / "queues.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "queues.html").read_text()

@@ -49,8 +49,8 @@ async def rig(server: EmbeddedServer) -> AsyncIterator[Rig]:
     await rig.queue.stop()
 
 
-async def leading(rig: Rig, url: str) -> Estimator:
-    estimator = Estimator(url)
+async def leading(rig: Rig, url: str, lease_ttl_s: float = 1.0) -> Estimator:
+    estimator = Estimator(url, lease_ttl_s)
     await estimator.start()
 
     async def leads() -> bool:
@@ -62,7 +62,7 @@ async def leading(rig: Rig, url: str) -> Estimator:
 
 @pytest.fixture
 async def leader(rig: Rig, server: EmbeddedServer) -> AsyncIterator[Estimator]:
-    estimator = await leading(rig, server.url)
+    estimator = await leading(rig, server.url, lease_ttl_s=10.0)  # a busy machine shall not end the term
     yield estimator
     await estimator.stop()
 
