@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.queue.stream_worker import TRACED_EVERY
 
 TIMEOUT_S = 240
 
@@ -37,9 +39,9 @@ def test_the_path_of_a_request_is_measured(tmp_path: Path) -> None:
     for key in ("added_p50_ms", "added_p99_ms"):
         assert set(found[key]) == {"at_200", "at_400"}
         assert all(value > 0 for value in found[key].values())
-    # Every request that was due ended, and the spans of all came, each with the engine's part in it.
+    # Every request that was due ended, and the spans of all that are traced came, each with the engine's part in it.
     added = context["added_200"]
-    assert added["with_spans"] == added["requests"] > 0
+    assert added["with_spans"] == math.ceil(added["requests"] / TRACED_EVERY) > 0
     assert 0 < added["engine_ms"]["p50"] < added["last_token_ms"]["p50"]
     assert found["fanout_tokens_per_s"] > 0
     assert found["itl_p99_ms"] > 0
