@@ -64,7 +64,8 @@ def access_options(command: F) -> F:
 
 def credentials() -> Credentials:
     """Those of the command that runs: its options win over QLM_API_KEY, QLM_API_KEY_FILE, QLM_CA_FILE and so on. Raises ConfigError."""
-    given: dict[str, str] = click.get_current_context().meta.get(_META, {})
+    context = click.get_current_context(silent=True)  # None in a thread, and outside of a command
+    given: dict[str, str] = {} if context is None else context.meta.get(_META, {})
     environment = {**os.environ, **given}
     if "QLM_API_KEY_FILE" in given:
         environment.pop("QLM_API_KEY", None)
