@@ -54,7 +54,15 @@ async def leading(rig: Rig, url: str, lease_ttl_s: float = 1.0) -> Estimator:
     await estimator.start()
 
     async def leads() -> bool:
-        return await rig.queue.leader_address(ESTIMATOR_ROLE) == estimator.address
+        """It has the lease, and its term has begun."""
+        if await rig.queue.leader_address(ESTIMATOR_ROLE) != estimator.address:
+            return False
+        async with estimator.stub() as stub:
+            try:
+                await stub.GetOutcomes(estimator_pb2.GetOutcomesRequest(), timeout=PATIENCE_S)
+            except grpc.aio.AioRpcError:
+                return False
+        return True
 
     await until(leads, "leadership")
     return estimator
