@@ -22,7 +22,7 @@ from qlm_core.errors import invalid_field
 if TYPE_CHECKING:
     from qlm.api.v1.gateway_pb2_grpc import GatewayAsyncStub  # known to the type stubs alone
 
-Asked = TypeVar("Asked")
+Message = TypeVar("Message")
 Answer = TypeVar("Answer")
 Metadata = tuple[tuple[str, str], ...]
 
@@ -72,8 +72,8 @@ class Link:
 
     async def call(
         self,
-        method: Callable[[GatewayAsyncStub], grpc.aio.UnaryUnaryMultiCallable[Asked, Answer]],
-        message: Asked,
+        method: Callable[[GatewayAsyncStub], grpc.aio.UnaryUnaryMultiCallable[Message, Answer]],
+        message: Message,
         *,
         metadata: Metadata = (),
         extra_s: float = 0.0,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qlm_agent.config import AgentSettings
+from qlm_agent.engines.simulated.timing import InstanceNoise
 from qlm_core.model import ModelSpec
 from qlm_core.overload import Overload
 from qlm_core.request import RequestState, Slo, SloKind
@@ -52,6 +53,13 @@ def test_every_request_completes_with_its_times(order: str) -> None:
         assert outcome.instance in {"a100-0", "a100-1"}
     assert {sample.at_s for sample in result.history} >= {0.0, 2.0, 4.0}
     assert any(sample.groups for sample in result.history)
+
+
+def test_engines_have_the_hidden_bias_of_live_ones_with_the_seed_of_the_run() -> None:
+    biases: list[float] = []
+    simulate(CLUSTER, workload(3), seed=7, probes=[(0.5, lambda cluster: biases.extend(agent._noise.bias for agent in cluster.agents))])
+    live = [InstanceNoise(seed=7, instance=each.name, step_noise=0.05, bias_max=0.15).bias for each in CLUSTER.instances]
+    assert biases == live
 
 
 def test_without_predictions_nobody_is_told_a_wait() -> None:

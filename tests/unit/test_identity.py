@@ -42,7 +42,7 @@ def test_only_the_whole_key_is_found(tmp_path: Path) -> None:
     ring = KeyRing(str(path))
     crossed = "_".join((*key.split("_")[:2], other.split("_")[2]))
     unknown, secret = f"qlm_{'0' * 8}_{key.split('_')[2]}", key.split("_")[2]
-    for wrong in ("", "qlm", "qlm_", key[:-1], key + "0", key.upper(), secret, crossed, unknown, "é" + key):
+    for wrong in ("", "qlm", "qlm_", key[:-1], key + "0", key.upper(), secret, crossed, unknown, "é" + key, key + "\udcff"):
         with pytest.raises(Unauthenticated):
             ring.find(wrong)
 

@@ -17,9 +17,9 @@ from qlm_core.errors import QlmError, Unavailable
 
 CALL_TIMEOUT_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20
-Asked = TypeVar("Asked")
+Message = TypeVar("Message")
 Answer = TypeVar("Answer")
-Method = Callable[[EstimatorStub], "grpc.UnaryUnaryMultiCallable[Asked, Answer]"]
+Method = Callable[[EstimatorStub], "grpc.UnaryUnaryMultiCallable[Message, Answer]"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -29,7 +29,7 @@ def estimator_option(command: F) -> F:
     )(command)
 
 
-def asked(estimator: str | None, addresses: tuple[str, ...], method: Method[Asked, Answer], request: Asked) -> Answer:
+def asked(estimator: str | None, addresses: tuple[str, ...], method: Method[Message, Answer], request: Message) -> Answer:
     """Asks the estimator; a standby names the leader, which is asked then. Raises QlmError."""
     address = estimator or _leader(addresses)
     try:
@@ -41,7 +41,7 @@ def asked(estimator: str | None, addresses: tuple[str, ...], method: Method[Aske
         return _ask(leader, method, request)
 
 
-def _ask(address: str, method: Method[Asked, Answer], request: Asked) -> Answer:
+def _ask(address: str, method: Method[Message, Answer], request: Message) -> Answer:
     options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.max_send_message_length", MESSAGE_BYTES_MAX)]
     access = credentials()
     with access.channel(address, options) as channel:

@@ -68,7 +68,7 @@ def split_key(text: str) -> tuple[str, str]:
     """The id and the secret of a key. Raises Unauthenticated."""
     prefix, _, rest = text.partition("_")
     identifier, _, secret = rest.partition("_")
-    if prefix != PREFIX or not secret:
+    if prefix != PREFIX or not secret or not secret.isascii():
         raise unknown_key()
     return identifier, secret
 

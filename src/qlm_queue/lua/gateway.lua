@@ -63,8 +63,8 @@ local function accept(keys, args)
 end
 
 -- args: hash key, gateway ('' to read only), offset in bytes
--- answer: 'live' or 'ended', the record (with a body of the model alone), progress from the offset (of a live request with its logprobs, as in `with_logprobs`), bytes
---         produced, 'L' where there are logprobs
+-- answer: 'live' or 'ended', the record (with a body of the model alone), progress from the offset (of a live request with its logprobs,
+-- as in `with_logprobs`), bytes produced, 'L' where there are logprobs
 local function attach(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)

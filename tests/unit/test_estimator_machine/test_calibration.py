@@ -104,7 +104,7 @@ def test_one_that_still_waits_beyond_its_quantile_is_a_miss_at_once() -> None:
 
 
 def test_one_that_an_engine_has_waits_no_longer() -> None:
-    """Its completion tells when it started; until then it misses no quantile."""
+    """Its wait ends at the start that its completion names; from the pull on it misses no quantile."""
     driver = learned(100.0, 40)
     before = row(driver)
     began_s = driver.now_s

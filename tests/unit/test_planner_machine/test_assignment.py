@@ -214,6 +214,24 @@ async def test_who_comes_later_does_not_join_in_front_of_those_who_wait() -> Non
     assert [machine.board.groups[group_id].waiting for group_id in queue] == [21, 5, 3, 2], "in the order in which they came"
 
 
+@pytest.mark.parametrize("fraction", [0.1, 1_000.0])
+async def test_waits_are_predicted_for_the_group_that_a_request_joins(fraction: float) -> None:
+    """By the planner's own settings: the bound on overtaking opens a group here, a loose one joins the first."""
+    world = World(Policy(lease_ttl_s=LEASE_S, group_overtake_fraction=fraction, group_overtake_min_s=1.0))
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", slo_s=3_600.0, count=20)
+    await world.advance(20.0)
+    await world.submit("alpha", slo_s=3_600.0, prompt_tokens=2_000, count=5)
+    await world.advance(5.0)
+    first = machine.board.groups[machine.board.queues["a"][0]]
+    predicted = machine._assignment.joins(machine.board, machine.estimates)(first.traits.key, world.now_s + 3_600.0)
+    assert predicted == (first.group_id if fraction > 1.0 else "")
+    await world.submit("alpha", slo_s=3_600.0)
+    await world.settle()
+    assert await sizes(world) == ([21, 5] if predicted else [20, 5, 1])
+
+
 async def test_a_group_with_nobody_alike_behind_it_stays_open() -> None:
     """Those behind it want another model, or have other SLOs: to join it overtakes nobody who is alike."""
     world = World(Policy(lease_ttl_s=LEASE_S, group_overtake_fraction=0.0, group_overtake_min_s=1.0))

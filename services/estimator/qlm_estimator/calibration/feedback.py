@@ -147,7 +147,7 @@ class Feedback:
         return learned
 
     def pulled(self, queue_id: str) -> None:
-        """An engine has a request for the first time: its wait is over in a moment, and its completion tells when that was."""
+        """Notes a first pull: its wait ends in a moment, at the start that its completion names."""
         followed = self._followed.get((queue_id, CalibratedTime.WAIT))
         if followed is not None:
             followed.pulled = True

@@ -27,6 +27,8 @@ FAILURES_MAX = 100
 """Failures of one publication that are remembered."""
 SINCE_MAX = 10_000
 """Requests that are counted on top of a publication; of more the oldest are forgotten."""
+OUTPUTS_KEPT_MAX = 10_000
+"""Output lengths that requests of a publication share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +220,8 @@ class Outlook:
     def _output_of(self, request: RequestShape, produced_tokens: int) -> Normal:
         key = (request.key, request.output_tokens_max, produced_tokens)
         if key not in self._outputs:
+            if len(self._outputs) >= OUTPUTS_KEPT_MAX:
+                self._outputs.clear()
             self._outputs[key] = output_left(self._profiles, _group_of_one(request), produced_tokens)
         return self._outputs[key]
 

@@ -131,7 +131,8 @@ class QueueWatch:
 
     async def read_pauses(self) -> None:
         """After a change of the pauses here: answers and predictions from now on have it. Raises Unavailable."""
-        self._seen = None
+        async with self._looking:  # a reading that began before the change is over, and is dropped
+            self._seen = None
         await self.read_waits()
 
     def accepted(self, queue_id: str, accepted_s: float, number: int, request: RequestShape, shown: RequestPrediction | None) -> None:

@@ -78,7 +78,7 @@ class PlannerMachine:
 
     @property
     def wake_s(self) -> float:
-        """Time of the next step without an answer; later than the last step."""
+        """Time of the next step without an answer; not before the last step."""
         if not self._connection.up:
             return self._connection.retry_s if self._idle_lane else math.inf
         times: list[float] = []
