@@ -15,7 +15,9 @@ from qlm_core.errors import ConfigError, Unavailable
 from qlm_queue.data_version import DATA_VERSION
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
+from qlm_queue.redis.link import RedisLink
 from qlm_queue.redis.queue import RedisQueue
+from qlm_queue.redis.scripts import Library, library_source
 
 NAME = "versioned"
 KEY = Keys(NAME)("version")
@@ -35,6 +37,24 @@ async def test_the_first_build_writes_its_version_and_another_refuses(server: Em
     await other.start()
     for queue in (first, same, other):
         await queue.stop()
+
+
+async def test_a_start_deletes_the_functions_of_other_builds_and_a_process_of_one_loads_its_own_again(server: EmbeddedServer) -> None:
+    library = Library(library_source() + "-- another build")
+    queue, other = RedisQueue(server.url, NAME), RedisLink(server.url, library, call_timeout_s=5.0)
+    await queue.start()
+    async with redis.Redis.from_url(server.url) as client:
+        await client.function_load("#!lua name=foreign\nredis.register_function('foreign', function() return 1 end)", True)
+        await other.start()
+        assert await libraries(client) == {"foreign", library.name}
+        await queue.overview()
+        assert await libraries(client) == {"foreign", library.name, Library(library_source()).name}
+    await other.stop()
+    await queue.stop()
+
+
+async def libraries(client: redis.Redis) -> set[str]:
+    return {answer[1].decode() for answer in await client.function_list()}
 
 
 async def test_data_that_changes_behind_a_connection_is_refused_at_the_reconnect(server: EmbeddedServer) -> None:

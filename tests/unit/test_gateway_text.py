@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError
 from qlm_gateway.admission.drafts import RequestDraft
 from qlm_gateway.text.exact import WINDOW_TOKENS_MAX, ExactText
-from qlm_gateway.text.model_text import ApproximateText, open_text
+from qlm_gateway.text.model_text import PIECE_TOKENS, ApproximateText, decode_in_pieces, open_text
 from qlm_gateway.text.prompts import INLINE_BYTES_MAX, prepare
 
 
@@ -85,6 +86,25 @@ def test_parts_joined_are_the_whole(tokenizer_path: Path, content: str, cuts: li
     ids = text.encode_text(content, control_tokens=False)
     assert ids is not None
     assert pieces(text, ids, cuts) == text.decode(ids)
+
+
+@pytest.mark.parametrize("tokens", [0, PIECE_TOKENS, PIECE_TOKENS + 1, 3 * PIECE_TOKENS + 2])
+async def test_others_have_their_turn_while_a_long_output_is_decoded(tokenizer_path: Path, tokens: int) -> None:
+    text = ExactText(str(tokenizer_path), "")
+    ids = text.encode_text("the quick é😀 " * PIECE_TOKENS, control_tokens=False)
+    assert ids is not None
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    waiting = asyncio.create_task(others())
+    assert await decode_in_pieces(text, ids[:tokens]) == text.decode(ids[:tokens])
+    waiting.cancel()
+    assert turns >= tokens // PIECE_TOKENS if tokens > PIECE_TOKENS else turns == 0
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from redis.backoff import NoBackoff
 from qlm_core.errors import ConfigError, LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
 from qlm_queue.bounds import bytes_full, requests_full
 from qlm_queue.redis.pipe import Pipe
-from qlm_queue.redis.scripts import READING, Library, is_not_loaded
+from qlm_queue.redis.scripts import LIBRARY_PREFIX, READING, Library, is_not_loaded
 
 Answer = TypeVar("Answer")
 Entry = tuple[bytes, dict[bytes, bytes]]
@@ -51,12 +52,14 @@ class RedisLink:
         """Pipes opened so far: another one may be to a server that was started anew."""
 
     async def start(self) -> None:
-        """Connects and loads the library. Raises Unavailable, or ConfigError for a URL that is none."""
+        """Connects, loads the library and deletes those of other builds: a process of one that still runs loads its own again. Raises
+        Unavailable, or ConfigError for a URL that is none."""
         if self._calls is not None:
             return
         self._calls = self._client()
         try:
             await self._load_library()
+            await self._delete_other_libraries()
         except BaseException:
             await self.stop()
             raise
@@ -120,6 +123,13 @@ class RedisLink:
         """Only where it is not there: a full server takes no other."""
         if not await self.run(self.client.function_list, self._library.name):
             await self.run(self.client.function_load, self._library.code, True)
+
+    async def _delete_other_libraries(self) -> None:
+        for answer in await self.run(self.client.function_list, f"{LIBRARY_PREFIX}*"):
+            name = answer[1].decode()
+            if name != self._library.name:
+                with contextlib.suppress(redis.ResponseError):  # another process was first
+                    await self.run(self.client.function_delete, name)
 
     async def _ask(self, command: tuple[Any, ...], within_s: float | None = None) -> Any:
         """One command on the pipe, within its deadline or the call timeout."""

@@ -1,6 +1,6 @@
 """The server-side scripts as one function library of Redis 7.0+ or Valkey.
 
-A library's name and its functions carry a digest of the source, so that processes of two releases can share a server.
+A library's name and its functions carry a digest of the source, so that processes of two releases can share a server during a restart.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ _FILES = (
     "prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "regroup.lua", "plan.lua", "pauses.lua", "agent.lua",
     "operator.lua", "repair.lua",
 )  # fmt: skip
+
+LIBRARY_PREFIX = "qlm_"
 
 # All but `accept` go on where the server is full: they end requests, and free memory with that.
 WRITING = (
@@ -36,7 +38,7 @@ class Library:
 
     def __init__(self, source: str) -> None:
         self.suffix = hashlib.sha256(source.encode()).hexdigest()[:12]
-        self.name = f"qlm_{self.suffix}"
+        self.name = f"{LIBRARY_PREFIX}{self.suffix}"
         registrations = [
             f"redis.register_function{{function_name='{self.function(name)}', callback={name}{flags}}}"
             for names, flags in ((("accept",), ""), (WRITING, ", flags={'allow-oom'}"), (READING, ", flags={'no-writes'}"))

@@ -47,7 +47,7 @@ from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.streams.events import ReaderKind
 from qlm_gateway.streams.hub import StreamHub
 from qlm_gateway.streams.reader_stream import ReaderStream
-from qlm_gateway.text.model_text import ApproximateText, ModelText
+from qlm_gateway.text.model_text import ApproximateText, ModelText, decode_in_pieces
 from qlm_gateway.wire import STATES, chunk_response, without_output
 from qlm_queue.port import Queue
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, TerminalRecord
@@ -142,8 +142,10 @@ class GatewayService(GatewayServicer):
             if not isinstance(found, TerminalRecord):
                 return ResultResponse(state=STATES[found.state])
             result = ResultMessage.FromString(found.result)
-        text = self._text(result.model)
-        result.output_text = "".join(result.output_pieces) if result.output_pieces else text.decode(result.output_token_ids)
+        if result.output_pieces:
+            result.output_text = "".join(result.output_pieces)
+        else:
+            result.output_text = await decode_in_pieces(self._text(result.model), result.output_token_ids)
         return ResultResponse(state=result.state, result=result)
 
     async def Cancel(self, request: CancelRequest, context: CallContext) -> CancelResponse:

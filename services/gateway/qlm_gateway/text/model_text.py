@@ -6,6 +6,7 @@ simulated models, which have none: a prompt counts as UTF-8 bytes / 4 rounded up
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from qlm_core.errors import ConfigError
 
 CONTEXT_TOKENS = 8
 """Tokens before a piece of output that its text may depend on: a character has at most four byte tokens."""
+PIECE_TOKENS = 4_096
+"""Most tokens that are decoded at once on the event loop: about 1 ms."""
 
 
 class Detokenizer(Protocol):
@@ -79,6 +82,19 @@ class _ApproximateDetokenizer:
 
     def flush(self) -> str:
         return ""
+
+
+async def decode_in_pieces(text: ModelText, token_ids: Sequence[int]) -> str:
+    """A whole output as text; others of the event loop take their turn between its pieces. (A thread would not help: the tokenizer holds
+    the interpreter's lock.)"""
+    if len(token_ids) <= PIECE_TOKENS:
+        return text.decode(token_ids)
+    detokenizer = text.detokenizer()
+    pieces = []
+    for first in range(0, len(token_ids), PIECE_TOKENS):
+        pieces.append(detokenizer.feed(token_ids[first : first + PIECE_TOKENS]))
+        await asyncio.sleep(0)
+    return "".join([*pieces, detokenizer.flush()])
 
 
 def open_text(tokenizer_path: str, template_path: str) -> ModelText:
