@@ -90,7 +90,7 @@ def _of_others(keys: Sequence[str], plan: Plan, say: Callable[[str], None], more
         speed = measure_speed(plan.seeds[0])
         more["speed"] = speed
         if "predictions_per_s" in keys:
-            values["predictions_per_s"] = {"vectorised": speed.get("predictions_per_s"), "scalar": speed.get("scalar_predictions_per_s")}
+            values["predictions_per_s"] = {"vectorised": speed.get("predictions_per_s")}
         if "assess_ms" in keys:
             values["assess_ms"] = speed.get("assess_ms")
     if LENGTHS in parts:

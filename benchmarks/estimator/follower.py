@@ -18,6 +18,7 @@ from qlm_core.group import GroupKey, group_key, prompt_class, slo_class
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_features import LengthFacts
 from qlm_core.model import ModelSpec
+from qlm_core.planned_waits import KNOTS_MAX, ClassWaits, PlannedWaits, QueueWaits
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_core.queue_reader import QueueReader
@@ -25,6 +26,7 @@ from qlm_core.queue_times import queue_times
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, QueueSeen, Restored, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
 from qlm_estimator.predictions import Judged, Predicted
+from qlm_gateway.outlook.waits import AcceptedSince, Outlook, RequestShape
 
 LEARNING = Learning(publish_every_s=5.0)
 """As configured by default, but that snapshots are made less often: that is most of the work of a run."""
@@ -81,9 +83,9 @@ class Follower:
         return key
 
     def predict(self, request: Arrival, now_s: float) -> Prediction | None:
-        """A request that has arrived, before it is put on a queue."""
+        """A request that has arrived, before it is put on a queue. All have the same objective, so it comes behind all others."""
         key = self._known[request.number].key
-        # All have the same objective, so a request that has none comes behind all others.
+        views = [self._view(line, now_s) for line in self.lines.values()]
         alone = GroupView(
             group_id="",
             model=request.model,
@@ -94,8 +96,13 @@ class Follower:
             first_deadline_s=math.inf,
             output_tokens_max=float(OUTPUT_TOKENS_MAX),
         )
-        found = Assessment(self._catalogue, self.snapshot, [self._view(line, now_s) for line in self.lines.values()]).new(alone)
-        return None if found is None else self._kept(request, found, now_s)
+        place = Assessment(self._catalogue, self.snapshot, views).newcomer(alone, "", now_s, (0.0,))
+        if place is None:
+            return None
+        view, ahead, curve = place
+        shape = self._shape(request)
+        newcomers = ClassWaits(key=shape.key, slo_s=SLO.seconds, instance=view.instance.name, requests_ahead=ahead, curve=curve)
+        return self._kept(request, self._outlook(views, (newcomers,), now_s).predict_new(shape, now_s), now_s)
 
     def predict_placed(self, request: Arrival, now_s: float) -> Prediction | None:
         """A request that was just put into a group, as the last of its turn: inside a turn the agent pulls in the order of arrival."""
@@ -103,10 +110,46 @@ class Follower:
         view = self._view(self.lines[instance], now_s, group_id)
         place = next(number for number, group in enumerate(view.groups) if group.group_id == group_id)
         ahead = sum(group.waiting for group in view.groups[: place + 1]) - 1
-        found = Assessment(self._catalogue, self.snapshot, [view]).waiting(group_id, ahead)
-        return None if found is None else self._kept(request, found, now_s)
+        found = self._outlook([view], (), now_s).predict_waiting(self._shape(request), instance, ahead, now_s)
+        return self._kept(request, found, now_s)
 
-    def _kept(self, request: Arrival, found: RequestPrediction, now_s: float) -> Prediction:
+    def _outlook(self, views: Sequence[QueueView], classes: tuple[ClassWaits, ...], now_s: float) -> Outlook:
+        """What a gateway predicts from, as if the planner published it now."""
+        assessment = Assessment(self._catalogue, self.snapshot, views)
+        queues = tuple(
+            QueueWaits(
+                instance=view.instance,
+                running=view.running,
+                waiting=sum(group.waiting for group in view.groups),
+                alike=sum(group.waiting for group in view.groups if group.model == view.active_model),
+                curve=None if classes else assessment.queue_curve(view.instance.name, KNOTS_MAX),
+            )
+            for view in views
+        )
+        waits = PlannedWaits(
+            made_s=now_s,
+            plan_version=0,
+            profile_version=self.snapshot.version,
+            counted_to=0,
+            queues=queues,
+            classes=classes,
+            instances={},
+        )
+        return Outlook(waits, self._catalogue, self.snapshot, AcceptedSince(), read_s=now_s)
+
+    def _shape(self, request: Arrival) -> RequestShape:
+        return RequestShape(
+            model=request.model,
+            slo=SLO,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens_max=OUTPUT_TOKENS_MAX,
+            predicted_output_tokens=self._known[request.number].guess.class_tokens,
+            tenant=request.tenant,
+        )
+
+    def _kept(self, request: Arrival, found: RequestPrediction | None, now_s: float) -> Prediction | None:
+        if found is None:
+            return None
         wait_s, completion_s = zip(*(found.quantiles_s(level) for level in LEVELS), strict=True)
         made = Prediction(
             instance=found.instance,
@@ -125,7 +168,7 @@ class Follower:
         """When each instance would have done all that it has to do, in seconds from now."""
         ends: dict[str, float] = {}
         for name, line in self.lines.items():
-            groups = QueueReader(self._catalogue, self.snapshot).read_one(self._view(line, now_s))
+            groups = QueueReader(self._catalogue, self.snapshot).read([self._view(line, now_s)])[1]
             ends[name] = float(queue_times(groups).end_s.max()) if groups.count.size else 0.0
         return ends
 

@@ -1,4 +1,4 @@
-"""How fast predictions are, on one core: single requests of many groups at once and one by one, and a whole cluster assessed.
+"""How fast predictions are, on one core: single requests of many groups at once, and a whole cluster assessed.
 
 A made cluster of 100 queues of 20 groups each, of three models on A100s with the shipped profiles and a calibration of each model. CPU time
 of this process, the best of a few rounds: other work on the machine can only make it longer.
@@ -28,7 +28,6 @@ ROUNDS = 5
 
 VECTOR_REQUESTS = 500_000
 """Requests of one vectorised call: each with its own group, place, prompt, mean and variance of its output."""
-SCALAR_REQUESTS = 2_000
 
 CATALOGUE: Mapping[str, ModelSpec] = {
     "chat": ModelSpec(name="chat", profile="Mistral-7B"),
@@ -38,27 +37,16 @@ CATALOGUE: Mapping[str, ModelSpec] = {
 
 
 def measure_speed(seed: int) -> dict[str, float]:
-    """`predictions_per_s`: vectorised, moments and p50 and p90 of waits and completions; `scalar_predictions_per_s`: waiting requests one
-    at a time, as a gateway asks. `assess_ms`: 2,000 groups over 100 queues from their views to the late requests of each;
-    `assess_change_ms`: one queue changed and all assessed again; `joining_request_ms`: a request that joins a group of them;
-    `new_request_ms`: the best of all queues for one that joins none."""
+    """`predictions_per_s`: vectorised, moments and p50 and p90 of waits and completions. `assess_ms`: 2,000 groups over 100 queues from
+    their views to the late requests of each; `new_request_ms`: the best of all queues for one that joins no group."""
     views = cluster(seed)
     profiles = replace(shipped_snapshot(), calibration=CalibrationTable(_calibration()))
     kept = Assessment(CATALOGUE, profiles, views)
-    kept.late(NOW_S)
     request = _group("new", "chat", 1, 500, NOW_S + 300.0)
-
-    def change() -> None:
-        kept.update(views[seed % QUEUES])
-        kept.late(NOW_S)
-
     return {
         "predictions_per_s": VECTOR_REQUESTS / _best_s(_vectorised(kept, seed)),
-        "scalar_predictions_per_s": SCALAR_REQUESTS / _best_s(_one_by_one(kept, views, seed)),
         "assess_ms": 1e3 * _best_s(lambda: Assessment(CATALOGUE, profiles, views).late(NOW_S)),
-        "assess_change_ms": 1e3 * _best_s(change),
-        "joining_request_ms": 1e3 * _best_s(lambda: kept.joining("a100-50-10", request)),
-        "new_request_ms": 1e3 * _best_s(lambda: kept.new(request)),
+        "new_request_ms": 1e3 * _best_s(lambda: kept.newcomer(request, "", NOW_S, [0.0])),
     }
 
 
@@ -116,12 +104,6 @@ def _vectorised(kept: Assessment, seed: int) -> Callable[[], object]:
         return [quantile(share) for quantile in (times.wait_quantile_s, times.completion_quantile_s) for share in (0.5, 0.9)]
 
     return predict
-
-
-def _one_by_one(kept: Assessment, views: list[QueueView], seed: int) -> Callable[[], object]:
-    chance = random.Random(seed)
-    asked = [(chance.choice(chance.choice(views).groups).group_id, chance.randint(0, WAITING_MAX)) for _ in range(SCALAR_REQUESTS)]
-    return lambda: [kept.waiting(group_id, ahead) for group_id, ahead in asked]
 
 
 def _best_s(call: Callable[[], object]) -> float:

@@ -77,7 +77,6 @@ _CLASSES: Final[dict[str, type[QlmError]]] = {
     "STREAMS_FULL": GatewayFull,
     "QUEUE_UNAVAILABLE": Unavailable,
     "DRAINING": Unavailable,
-    "NO_PREDICTION": Unavailable,
     "CALL_DEADLINE": CallDeadlineExceeded,
     "OFFSET_OUT_OF_RANGE": OffsetOutOfRange,
     "NOT_LEADER": PreconditionFailed,

@@ -6,7 +6,7 @@ later first deadline; the instance where it would end first counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,25 +17,14 @@ from qlm_core.distribution import Normal
 from qlm_core.errors import Unavailable
 from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_service import ServiceFigures
-from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.queue_columns import BAND, DEADLINE, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, SERVICE, SWAP, QueueGroups
 from qlm_core.queue_model import Integers
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
 from qlm_core.request import SloKind
-from qlm_core.request_times import RequestTable, RequestTimes
-
-
-def predict_new(
-    reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, request: GroupView, now_s: float | None
-) -> RequestPrediction | None:
-    """A new request, as a group of one, as `place_new` places it. None where no instance can be predicted."""
-    place = place_new(reader, views, groups, request, now_s)
-    if place is None:
-        return None
-    times = place.table.times([place.number], [0.0])
-    return prediction_of(reader.profiles, place.view, request.model, times, 0, place.requests_ahead)
+from qlm_core.request_times import RequestTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,33 +67,6 @@ def place_new(
 def may_serve(view: QueueView, model: str) -> bool:
     """Whether an instance may be given requests of a model."""
     return not view.instance.draining and model in view.instance.models
-
-
-def slo_band(views: Iterable[QueueView]) -> int:
-    """The priority band of requests with an SLO, as the groups that wait show it; 0, the default, where none does."""
-    shown = (group.band for view in views for group in view.groups if group.slo_kind is not SloKind.PRIORITY)
-    return next(shown, 0)
-
-
-def prediction_of(
-    profiles: ProfileSnapshot, view: QueueView, model: str, times: RequestTimes, at: int, requests_ahead: int
-) -> RequestPrediction:
-    """One of the times as they came from the formulas, calibrated, as a value."""
-    of_wait, of_completion = calibration_of(profiles, view, model)
-    wait = normal_at(times.wait_s, times.wait_variance, at)
-    completion = normal_at(times.completion_s, times.completion_variance, at)
-    return RequestPrediction(
-        instance=view.instance.name,
-        wait=of_wait.applied(wait),
-        completion=of_completion.applied(completion),
-        requests_ahead=requests_ahead,
-        profile_version=profiles.version,
-        prefill_s=float(times.prefill_s[at]),
-        own_wait=None if of_wait is UNCALIBRATED else wait,
-        own_completion=None if of_completion is UNCALIBRATED else completion,
-        wait_p99_s=None if of_wait is UNCALIBRATED else of_wait.p99_s(wait),
-        completion_p99_s=None if of_completion is UNCALIBRATED else of_completion.p99_s(completion),
-    )
 
 
 def calibration_of(profiles: ProfileSnapshot, view: QueueView, model: str) -> tuple[CalibrationProfile, CalibrationProfile]:

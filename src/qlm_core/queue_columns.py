@@ -5,7 +5,6 @@ The columns of many queues are put together, cut apart and inserted into at no c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,16 +75,6 @@ class QueueGroups:
         each[LEFT] = each[SEATS] * served.batch_left_s
         return QueueColumns(first=self.first[:-1], each=each, count=rows[COUNT], model=rows[MODEL], swap_s=rows[SWAP], warm_s=rows[WARM])
 
-    def queues(self, begin: int, end: int) -> QueueGroups:
-        """Those with numbers [begin, end)."""
-        low, high = int(self.first[begin]), int(self.first[end])
-        return QueueGroups(
-            rows=self.rows[:, low:high],
-            lead=self.lead[:, begin:end],
-            first=self.first[begin : end + 1] - low,
-            arrivals_per_s=self.arrivals_per_s[begin:end],
-        )
-
     def chosen(self, numbers: Integers) -> QueueGroups:
         """Some of the queues, by ascending numbers."""
         sizes = np.diff(self.first)
@@ -105,14 +94,3 @@ class QueueGroups:
         whole = np.insert(self.rows, places, rows, axis=1)
         made = QueueGroups(rows=whole, lead=self.lead, first=self.first + np.arange(len(self.first)), arrivals_per_s=self.arrivals_per_s)
         return made, at
-
-
-def together(parts: Sequence[QueueGroups]) -> QueueGroups:
-    """The queues of all parts, in their order. Needs at least one part."""
-    sizes = np.concatenate([np.diff(part.first) for part in parts])
-    return QueueGroups(
-        rows=np.concatenate([part.rows for part in parts], axis=1),
-        lead=np.concatenate([part.lead for part in parts], axis=1),
-        first=np.concatenate(([0], np.cumsum(sizes))),
-        arrivals_per_s=np.concatenate([part.arrivals_per_s for part in parts]),
-    )

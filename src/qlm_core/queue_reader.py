@@ -95,18 +95,13 @@ class QueueReader:
             sizes.append(len(own))
         return kept, self._made(kept, groups, runners, sizes)
 
-    def read_one(self, view: QueueView) -> QueueGroups:
-        """One view. Raises Unavailable (NO_PREDICTION) where a group's model is not in the catalogue or has no profile on the instance."""
-        groups, runners = self._view_rows(view, 0)
-        return self._made([view], groups, runners, [len(groups)])
-
     def request_rows(self, views: Sequence[QueueView], group: GroupView) -> Floats:
-        """The same group on each of the instances, as [ROWS, views]. Raises Unavailable as `read_one` does."""
+        """The same group on each of the instances, as [ROWS, views]. Raises Unavailable as `engine` does."""
         told = _columns([self._group_row(self._engine_row(view, group.model), group) for view in views], GROUP_FIGURES)
         return self._group_rows(told, self._services(told[0], told[8:12]))
 
     def giving_way(self, view: QueueView) -> GivingWay:
-        """What it takes that all that runs on an instance gives way. Raises Unavailable as `read_one` does."""
+        """What it takes that all that runs on an instance gives way. Raises Unavailable as `engine` does."""
         workload = self.profiles.workload_for(view.active_model, "", "")
         hardware, batch_max = self._profiles_of[self.engine(view, view.active_model)]
         running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, batch_max)

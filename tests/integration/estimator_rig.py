@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc, prediction_pb2, request_pb2
+from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc, request_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
 from qlm.wire_errors import from_rpc_error
 from qlm_core.instance import InstanceFacts
@@ -184,14 +184,12 @@ class Estimator:
         async with self.stub() as stub:
             return await stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=PATIENCE_S)
 
-    async def predict(self, **fields: object) -> prediction_pb2.Prediction:
-        known = {"model": "chat", "prompt_tokens": 500, "output_tokens_max": 1_000, **fields}
+    async def assess(self) -> estimator_pb2.Assessment:
         async with self.stub() as stub:
             try:
-                answer = await stub.Predict(estimator_pb2.PredictRequest(**known), timeout=PATIENCE_S)  # type: ignore[arg-type]
+                return await stub.Assess(estimator_pb2.AssessRequest(), timeout=PATIENCE_S)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error) from error
-            return answer.prediction
 
     async def healthy(self) -> bool:
         async with grpc.aio.insecure_channel(self.address) as channel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,10 +12,10 @@ import grpc.aio
 import pytest
 import redis.asyncio as redis
 
-from qlm.api.v1 import estimator_pb2, request_pb2
+from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, RequestEvent
 from qlm.wire_errors import from_rpc_error
-from qlm_core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
+from qlm_core.errors import ConfigError, Unavailable
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
@@ -80,32 +79,13 @@ async def test_learns_and_publishes(rig: Rig, estimator: Estimator) -> None:
     assert estimator.metric("qlm_estimator_event_gaps_total") == 0
 
 
-async def test_prediction_follows_the_queue(rig: Rig, estimator: Estimator) -> None:
-    idle = await estimator.predict()
-    assert idle.requests_ahead == 0
-    assert idle.wait_p50_s == 0.0 < idle.completion_p50_s < idle.completion_p90_s
-    await rig.accept(400)
-    await rig.pull()
-    await rig.accept(400, deadline_in_s=30.0)
-    await asyncio.sleep(0.05)  # older than a reading that answers again
-    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=3_600.0)
-    behind = await estimator.predict(slo=slo)
-    assert behind.requests_ahead == 400
-    assert behind.wait_p50_s > idle.wait_p50_s
-    urgent = await estimator.predict(slo=request_pb2.Slo(kind=request_pb2.SLO_KIND_FIRST_TOKEN, seconds=1.0))
-    assert urgent.requests_ahead == 0
-    assert urgent.completion_p50_s < behind.completion_p50_s
-    lowest = await estimator.predict(slo=request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=7))
-    assert lowest.requests_ahead == 400
-
-
 async def test_a_standby_answers_and_takes_over(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
     await rig.serve(30, 123)
     await learned(estimator, 30)
     standby = Estimator(server.url)
     await standby.start()
     assert row_of_model(await standby.profiles()) == row_of_model(await estimator.profiles())
-    assert (await standby.predict()).profile_version > 0
+    assert (await standby.assess()).profile_version > 0
     assert standby.metric("qlm_estimator_leader") == 0
 
     version = (await estimator.profiles()).version
@@ -190,7 +170,7 @@ async def test_an_unreadable_instance_leaves_the_others(rig: Rig, estimator: Est
     await rig.queue.register("broken", "test", b"\xff\xff\xff", LEASE_S)
     await rig.serve(10, 40)
     await learned(estimator, 10)
-    assert (await estimator.predict()).completion_p50_s > 0.0
+    assert [queue.instance for queue in (await estimator.assess()).queues] == ["a100-0"]
 
 
 async def test_unreadable_profiles_are_replaced(server: EmbeddedServer, rig: Rig) -> None:
@@ -216,7 +196,7 @@ async def test_a_standby_answers_with_the_last_profiles_that_it_could_read(serve
     standby = Estimator(server.url)
     await standby.start()
     await rig.queue.publish_profiles(lease, 41, b"\xff\xff\xff")
-    assert (await standby.predict()).profile_version == 0
+    assert (await standby.assess()).profile_version == 0
     assert (await standby.profiles()).version == 0
     await standby.stop()
 
@@ -232,64 +212,11 @@ async def test_outlives_the_queue_server(server: EmbeddedServer, rig: Rig, estim
 
     await until(unhealthy, "health tells that the server is away")
     with pytest.raises(Unavailable):
-        await estimator.predict()
+        await estimator.assess()
     await server.start()
     await until(estimator.healthy, "healthy again")
     await rig.serve(10, 40)
     assert (await learned(estimator, 19)).output_tokens_mean == pytest.approx(40.0)
-
-
-SLO = request_pb2.Slo
-COMPLETION = request_pb2.SLO_KIND_COMPLETION
-
-
-@pytest.mark.parametrize(
-    ("fields", "error", "reason"),
-    [
-        ({"model": "nobody"}, NotFound, "UNKNOWN_MODEL"),
-        ({"model": ""}, NotFound, "UNKNOWN_MODEL"),
-        ({"prompt_tokens": 0}, InvalidRequest, "INVALID_FIELD"),
-        ({"output_tokens_max": 0}, InvalidRequest, "INVALID_FIELD"),
-        ({"tenant": "t" * 65}, InvalidRequest, "INVALID_FIELD"),
-        ({"tenant": "two\nlines"}, InvalidRequest, "INVALID_FIELD"),
-        ({"application": "a" * 65}, InvalidRequest, "INVALID_FIELD"),
-        ({"prompt_tokens": 8_192}, InvalidRequest, "PROMPT_TOO_LONG"),
-        ({"prompt_tokens": 2**32 - 1}, InvalidRequest, "PROMPT_TOO_LONG"),
-        ({"slo": SLO()}, InvalidRequest, "INVALID_FIELD"),
-        ({"slo": SLO(kind=COMPLETION)}, InvalidRequest, "INVALID_FIELD"),
-        ({"slo": SLO(kind=COMPLETION, seconds=-1.0)}, InvalidRequest, "INVALID_FIELD"),
-        ({"slo": SLO(kind=COMPLETION, seconds=1e-9)}, InvalidRequest, "INVALID_FIELD"),
-        ({"slo": SLO(kind=COMPLETION, seconds=1.0, priority=1)}, InvalidRequest, "INVALID_FIELD"),
-        ({"slo": SLO(kind=request_pb2.SLO_KIND_PRIORITY, seconds=1.0)}, InvalidRequest, "INVALID_FIELD"),
-        ({"slo": SLO(kind=COMPLETION, seconds=math.nan)}, InvalidRequest, "INVALID_FIELD"),
-        ({"slo": SLO(kind=COMPLETION, seconds=math.inf)}, InvalidRequest, "INVALID_FIELD"),
-        ({"slo": SLO(kind=request_pb2.SLO_KIND_PRIORITY, priority=5_000)}, InvalidRequest, "INVALID_FIELD"),
-        ({"slo": SLO(kind=99, seconds=1.0)}, InvalidRequest, "INVALID_FIELD"),  # type: ignore[arg-type]
-    ],
-)
-async def test_hostile_predictions_are_refused(
-    estimator: Estimator, fields: dict[str, object], error: type[Exception], reason: str
-) -> None:
-    with pytest.raises(error) as caught:
-        await estimator.predict(**fields)
-    assert caught.value.reason == reason  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    "fields", [{"output_tokens_max": 2**32 - 1}, {"slo": SLO(kind=COMPLETION, seconds=0.001)}, {"prompt_tokens": 8_191}]
-)
-async def test_extreme_predictions_are_answered(estimator: Estimator, fields: dict[str, object]) -> None:
-    assert (await estimator.predict(**fields)).completion_p50_s > 0.0
-
-
-async def test_no_instance_no_prediction(server: EmbeddedServer) -> None:
-    estimator = Estimator(server.url)
-    await estimator.start()
-    with pytest.raises(Unavailable) as caught:
-        await estimator.predict()
-    assert caught.value.reason == "NO_PREDICTION"
-    assert caught.value.retry_after_s == 1.0
-    await estimator.stop()
 
 
 async def test_stops_while_it_waits_for_the_server(tmp_path: Path) -> None:
@@ -319,7 +246,7 @@ async def test_metrics_are_served(rig: Rig, estimator: Estimator) -> None:
             text = answer.read().decode()
     finally:
         await asyncio.to_thread(endpoint.stop)
-    for name in ("profile_version", "slowdown_ratio", "events_total", "missed_requests_total", "predict_seconds"):
+    for name in ("profile_version", "slowdown_ratio", "events_total", "missed_requests_total", "assess_seconds"):
         assert f"# HELP qlm_estimator_{name}" in text
 
 

@@ -3,17 +3,12 @@ context holds."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from qlm.api.v1 import request_pb2
-from qlm_core.length_features import LengthFacts, features_of, hint_feature
-from qlm_core.length_model import LengthModel, LengthScore
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profile import ProfileSnapshot
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue
@@ -69,41 +64,4 @@ async def test_a_new_leader_reads_on_after_the_last_entry_that_was_learned(serve
     found = profile_wire.from_proto(await estimator.profiles())
     assert found.last_event_id == (await rig.queue.read_events(last or "0", 0.0, 10_000))[-1].entry_id
     assert estimator.metric("qlm_estimator_repeated_events_total") == 0
-    await estimator.stop()
-
-
-async def test_a_prediction_goes_by_what_tenant_and_hint_tell_of_the_output(server: EmbeddedServer, rig: Rig) -> None:
-    """A published length model that knows two tenants and trusts the hints of one; a gateway would accept requests by the same classes."""
-    facts = {tenant: LengthFacts(model="chat", tenant=tenant, prompt_tokens=500) for tenant in ("terse", "verbose")}
-    known = {features_of(facts["terse"])[0]: 0.0, hint_feature(facts["terse"]): 1.0}
-    known |= {features_of(facts["terse"])[1]: math.log(0.2), features_of(facts["verbose"])[1]: math.log(8.0)}
-    model = LengthModel(
-        features=tuple(known),
-        weights=tuple(known.values()),
-        curvatures=(1.0,) * len(known),
-        scores=(LengthScore(model="chat", used=True, samples=500, median_error_tokens=300.0, model_error_tokens=100.0),),
-    )
-    rows = [WorkloadProfile(**CHAT, token_class=f"1024/o{2 ** (2 * at)}", output_tokens_mean=3.0 * 4.0 ** (at - 1)) for at in range(2, 7)]
-    snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=shipped_snapshot().hardware, workload=tuple(rows), length_model=model)
-    await publish(rig, snapshot)
-    estimator = Estimator(server.url)
-    await estimator.start()
-    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=60.0)
-    asked: dict[str, Any] = {"slo": slo, "output_tokens_max": 4_000}
-    terse = await estimator.predict(tenant="terse", **asked)
-    verbose = await estimator.predict(tenant="verbose", **asked)
-    hinted = await estimator.predict(tenant="terse", expected_output_tokens=800, **asked)
-    not_trusted = await estimator.predict(tenant="verbose", expected_output_tokens=3, **asked)
-    assert verbose.completion_p50_s > 4.0 * terse.completion_p50_s
-    assert hinted.completion_p50_s == pytest.approx(verbose.completion_p50_s, rel=0.01)
-    assert not_trusted.completion_p50_s == pytest.approx(verbose.completion_p50_s, rel=0.01)
-    await estimator.stop()
-
-
-async def test_no_more_output_is_expected_than_the_context_holds_beside_the_prompt(rig: Rig, server: EmbeddedServer) -> None:
-    """As a gateway limits it."""
-    estimator = Estimator(server.url)
-    await estimator.start()
-    room, more = [await estimator.predict(prompt_tokens=8_182, output_tokens_max=most) for most in (10, 4_000)]
-    assert more.completion_p50_s == pytest.approx(room.completion_p50_s)
     await estimator.stop()

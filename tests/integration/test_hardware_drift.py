@@ -81,7 +81,7 @@ async def test_unknown_gpus_are_told_of_and_take_nothing_else_down(rig: Rig, est
 
         await until(told, "both pairs")
         await rig.serve(10, 40)
-        assert (await estimator.predict()).completion_p50_s > 0.0
+        assert A100.name in {queue.instance for queue in (await estimator.assess()).queues}
     assert {(entry["gpu"], entry["model"]) for entry in _told(logs)} == {("B300", "Mistral-7B"), ("B300", "Vicuna-13B")}
 
 

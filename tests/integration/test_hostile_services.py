@@ -14,7 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from qlm.api.v1 import agent_pb2, estimator_pb2, instance_pb2, planner_pb2, request_pb2
+from qlm.api.v1 import agent_pb2, estimator_pb2, instance_pb2, planner_pb2
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.wire import profile as profile_wire
@@ -83,10 +83,7 @@ async def estimator(server: EmbeddedServer, folder: Path) -> AsyncIterator[Serve
     # Making twenty thousand messages keeps this process, and so its estimator, from renewing for a while.
     estimator = estimator_rig.Estimator(server.url, lease_ttl_s=30.0)
     await estimator.start()
-    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=20.0)
-    predict = estimator_pb2.PredictRequest(model="chat", prompt_tokens=500, output_tokens_max=1_000, slo=slo)
     good: dict[str, Message] = {
-        "Predict": predict,
         "Assess": estimator_pb2.AssessRequest(instances=[estimator_rig.A100.name], groups_max=10),
         "GetOutcomes": estimator_pb2.GetOutcomesRequest(window_s=60.0),
         "ImportProfiles": estimator_pb2.ImportProfilesRequest(profiles=profile_wire.to_proto(BROUGHT)),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qlm_core.assessment import Assessment
 from qlm_core.distribution import Normal
 from qlm_core.model import ModelSpec
-from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.new_request import normal_at, place_new
+from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
@@ -40,8 +40,11 @@ class GroupTime:
 
 
 def group_times(view: QueueView, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> tuple[GroupTime, ...]:
-    """Times of each group of a virtual queue, in its order. Raises Unavailable as `QueueReader.read_one` does."""
-    groups = QueueReader(catalogue, profiles).read_one(view)
+    """Times of each group of a virtual queue, in its order. Raises Unavailable as `QueueReader.engine` does."""
+    reader = QueueReader(catalogue, profiles)
+    for group in view.groups:
+        reader.engine(view, group.model)
+    _, groups = reader.read([view])
     if not view.groups:
         return ()
     times, served = queue_times(groups), groups.service
@@ -75,7 +78,7 @@ def predict_request(
     *,
     slo_class: str = "",
     token_class: str = "",
-) -> RequestPrediction | None:
+) -> NewcomerTimes | None:
     """A new request that is a group of its own."""
     request = GroupView(
         group_id="",
@@ -87,4 +90,38 @@ def predict_request(
         first_deadline_s=deadline_s,
         output_tokens_max=float(output_tokens_max),
     )
-    return Assessment(catalogue, profiles, views).new(request)
+    return newcomer_times(views, catalogue, profiles, request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewcomerTimes:
+    """When a new request would start and end on the instance where it would end first: seconds from now, before calibration."""
+
+    instance: str
+    requests_ahead: int
+    wait: Normal
+    prefill_s: float
+    completion: Normal
+
+
+def newcomer_times(
+    views: Sequence[QueueView],
+    catalogue: Mapping[str, ModelSpec],
+    profiles: ProfileSnapshot,
+    request: GroupView,
+    now_s: float | None = None,
+) -> NewcomerTimes | None:
+    """A new request, as a group of one, as `qlm_core.new_request` places it."""
+    reader = QueueReader(catalogue, profiles)
+    kept, groups = reader.read(views)
+    place = place_new(reader, kept, groups, request, now_s)
+    if place is None:
+        return None
+    times = place.table.times([place.number], [0.0])
+    return NewcomerTimes(
+        instance=place.view.instance.name,
+        requests_ahead=place.requests_ahead,
+        wait=normal_at(times.wait_s, times.wait_variance, 0),
+        prefill_s=float(times.prefill_s[0]),
+        completion=normal_at(times.completion_s, times.completion_variance, 0),
+    )

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predicted_times import GroupTime, group_times, predict_request
+from predicted_times import GroupTime, NewcomerTimes, group_times, predict_request
 from qlm_core.distribution import Normal
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_service import service
-from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction, probability_late
+from qlm_core.prediction_views import GroupView, QueueView, probability_late
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 
@@ -50,9 +50,7 @@ def _times(*groups: GroupView, active: str = "chat", running: int = 0, instance:
     return group_times(view, CATALOGUE, SHIPPED)
 
 
-def _predict(
-    *views: QueueView, deadline_s: float = 2_000.0, model: str = "chat", output_tokens_max: int = 4_000
-) -> RequestPrediction | None:
+def _predict(*views: QueueView, deadline_s: float = 2_000.0, model: str = "chat", output_tokens_max: int = 4_000) -> NewcomerTimes | None:
     return predict_request(views, CATALOGUE, SHIPPED, model, 500, output_tokens_max, deadline_s)
 
 
@@ -268,7 +266,7 @@ def test_a_new_request_goes_before_later_deadlines() -> None:
     view = QueueView(instance=A100, active_model="chat", running=256, groups=(early, late))
     between = _predict(view, deadline_s=2_000.0)
     assert between is not None
-    assert (between.requests_ahead, between.instance, between.profile_version) == (300, "a100", 0)
+    assert (between.requests_ahead, between.instance) == (300, "a100")
     first, last = _predict(view, deadline_s=1_000.0), _predict(view, deadline_s=math.inf)
     assert first is not None
     assert last is not None
@@ -319,7 +317,6 @@ def test_learned_lengths_are_used() -> None:
     short = _predict(view)
     assert found is not None
     assert short is not None
-    assert found.profile_version == 3
     assert found.completion.mean > 5 * short.completion.mean
 
 

@@ -101,7 +101,7 @@ def test_a_mix_is_kept_for_engines_that_were_not_read_again() -> None:
     reader = QueueReader(CATALOGUE, SHIPPED)
     reader.read(views)
     before = reader.request_rows(views, _group("chat", 1))
-    reader.read_one(views[1])
+    reader.read(views[1:])
     assert reader.request_rows(views, _group("chat", 1)) == pytest.approx(before)
 
 
@@ -231,7 +231,7 @@ def test_a_batch_with_free_seats_makes_nobody_wait_for_one() -> None:
 def test_prefills_take_longer_the_more_decode_beside_them() -> None:
     """The last of a group is as the first of the next one."""
     view = QueueView(instance=A100, active_model="chat", running=0, groups=tuple(_group("chat", 100, number=number) for number in range(2)))
-    (first, behind), (last, _) = queue_times(QueueReader(CATALOGUE, SHIPPED).read_one(view)).prefill_s
+    (first, behind), (last, _) = queue_times(QueueReader(CATALOGUE, SHIPPED).read([view])[1]).prefill_s
     assert first < 0.8 * last
     assert last == pytest.approx(behind, rel=0.01)
 

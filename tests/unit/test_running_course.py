@@ -226,7 +226,7 @@ def test_of_many_queues_none_has_a_course() -> None:
 def test_so_do_waits_inside_a_group(short: int, long: int, made: int) -> None:
     view = _view(short, long, made, 4_000)
     actual_s = sum(_stepped_s(view, random.Random(seed))[500] for seed in range(4)) / 4
-    table = RequestTable.of(queue_times(QueueReader(CATALOGUE, SNAPSHOT).read_one(view)))
+    table = RequestTable.of(queue_times(QueueReader(CATALOGUE, SNAPSHOT).read([view])[1]))
     assert table.times([0], [500]).wait_s[0] == pytest.approx(actual_s, rel=0.2)
 
 
@@ -242,7 +242,7 @@ def test_free_seats_are_taken_at_once() -> None:
 
 @pytest.mark.parametrize(("short", "long", "made", "waiting"), [(256, 0, 0, 400), (60, 40, 8_000, 4_000), (100, 2, 3_000, 800)])
 def test_single_requests_wait_as_their_groups_do(short: int, long: int, made: int, waiting: int) -> None:
-    times = queue_times(QueueReader(CATALOGUE, SNAPSHOT).read_one(_view(short, long, made, waiting)))
+    times = queue_times(QueueReader(CATALOGUE, SNAPSHOT).read([_view(short, long, made, waiting)])[1])
     table = RequestTable.of(times)
     for group in range(4):
         found = table.times([group, group], [0, waiting // 4 - 1])
@@ -257,7 +257,7 @@ def test_queues_beside_each_other_are_as_each_alone() -> None:
     ]
     views.insert(1, replace(_view(10, 0, 0, 400, False), instance=replace(A100, name="untold")))
     _, together = QueueReader(CATALOGUE, SNAPSHOT).read(views)
-    alone = [queue_times(QueueReader(CATALOGUE, SNAPSHOT).read_one(view)).wait_s for view in views]
+    alone = [queue_times(QueueReader(CATALOGUE, SNAPSHOT).read([view])[1]).wait_s for view in views]
     assert queue_times(together).wait_s == pytest.approx(np.concatenate(alone, axis=1))
 
 
@@ -266,7 +266,7 @@ def test_queues_beside_each_other_are_as_each_alone() -> None:
 def test_more_work_ahead_never_waits_less(work_s: list[float], short: int, long: int, made: int) -> None:
     if short + long == 0:
         return
-    groups = QueueReader(CATALOGUE, SNAPSHOT).read_one(_view(short, long, made, 400))
+    groups = QueueReader(CATALOGUE, SNAPSHOT).read([_view(short, long, made, 400)])[1]
     course = groups.leads.course
     assert course is not None
     found = seat_waits_by(course, np.zeros(len(work_s), dtype=np.int64), np.array(sorted(work_s)))

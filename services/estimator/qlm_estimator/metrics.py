@@ -26,7 +26,6 @@ class EstimatorMetrics(Metrics):
         self.malformed = Counter(
             "qlm_estimator_malformed_entries_total", "Entries of the event stream that could not be read.", registry=self.registry
         )
-        self.predict_seconds = Histogram("qlm_estimator_predict_seconds", "Duration of answered Predict calls.", registry=self.registry)
         self.assess_seconds = Histogram("qlm_estimator_assess_seconds", "Duration of answered Assess calls.", registry=self.registry)
         self.outcomes = Counter(
             "qlm_estimator_outcomes_total",

@@ -11,7 +11,6 @@ import structlog
 
 from qlm_core.assessment import Assessment
 from qlm_core.model import ModelSpec
-from qlm_core.open_groups import OpenGroups
 from qlm_core.prediction_views import QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_process.queue.arrival_rate import ArrivalRate
@@ -37,11 +36,6 @@ class Reading:
     def assessment(self) -> Assessment:
         """Of all queues. Worked out once for a reading, in O(groups)."""
         return Assessment(self.catalogue, self.snapshot, self.views)
-
-    @cached_property
-    def open_groups(self) -> OpenGroups:
-        """Where new requests join."""
-        return OpenGroups(self.views)
 
 
 class QueueReader:

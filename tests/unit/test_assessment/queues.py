@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from predicted_times import NewcomerTimes, newcomer_times
 from qlm_core.assessment import Assessment
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
 
@@ -59,8 +61,8 @@ def assessed(*views: QueueView, profiles: ProfileSnapshot = SHIPPED) -> Assessme
     return Assessment(CATALOGUE, profiles, views)
 
 
-def predicted(assessment: Assessment, request: GroupView, now_s: float | None = None) -> RequestPrediction:
-    found = assessment.new(request, now_s)
+def predicted(views: Sequence[QueueView], request: GroupView, now_s: float | None = None) -> NewcomerTimes:
+    found = newcomer_times(views, CATALOGUE, SHIPPED, request, now_s)
     assert found is not None
     return found
 

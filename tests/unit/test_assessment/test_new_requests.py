@@ -15,7 +15,7 @@ from qlm_core.clearing import GivingWay, Head, would_clear
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.request import SloKind
 
-from .queues import CALIBRATED, CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of
+from .queues import CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of
 
 
 def _inserted(view: QueueView, request: GroupView) -> Sequence[GroupView]:
@@ -28,7 +28,7 @@ def _inserted(view: QueueView, request: GroupView) -> Sequence[GroupView]:
 def test_a_new_request_is_as_a_group_of_one_in_its_place(model: str, slack_s: float) -> None:
     request = group_of("new", 1, model, slack_s=slack_s)
     for view in TWO:
-        found = predicted(assessed(view), request)
+        found = predicted((view,), request)
         groups = _inserted(view, request)
         time = group_times(replace(view, groups=tuple(groups)), CATALOGUE, SHIPPED)[groups.index(request)]
         # The batch is mixed of what was there before.
@@ -45,27 +45,15 @@ def test_a_request_that_joins_a_group_is_as_the_last_of_it(group_id: str) -> Non
     group = view.groups[place]
     more = replace(group, waiting=group.waiting + 1, waiting_prompt_tokens=group.waiting_prompt_tokens + 500)
     after = replace(view, groups=(*view.groups[:place], more, *view.groups[place + 1 :]))
-    found = assessed(*TWO).joining(group_id, group_of("", 1, group.model))
+    found = assessed(*TWO).newcomer(group_of("", 1, group.model), group_id, NOW_S, [0.0, 10.0])
     last = group_times(after, CATALOGUE, SHIPPED)[place]
     assert found is not None
-    assert found.instance == view.instance.name
-    assert found.requests_ahead == sum(each.waiting for each in view.groups[: place + 1])
-    assert found.wait.mean == pytest.approx(last.last_wait.mean, rel=0.01, abs=0.02)
-    assert found.wait.deviation == pytest.approx(last.last_wait.deviation, rel=0.01, abs=0.02)
-    assert found.completion.mean == pytest.approx(last.last_completion.mean, rel=0.01, abs=0.02)
-
-
-def test_a_request_that_joins_has_its_own_prompt_and_limit() -> None:
-    made = assessed(*TWO)
-    usual, long = made.joining("a3", group_of("", 1)), made.joining("a3", group_of("", 1, prompt=7_000))
-    short = made.joining("a3", replace(group_of("", 1), output_tokens_max=1.0))
-    assert usual is not None
-    assert long is not None
-    assert short is not None
-    assert long.wait == usual.wait == short.wait
-    assert long.prefill_s > usual.prefill_s
-    assert short.completion.mean < usual.completion.mean
-    assert made.joining("nobody's", group_of("", 1)) is None
+    queue, ahead, curve = found
+    assert queue.instance.name == view.instance.name
+    assert ahead == sum(each.waiting for each in view.groups[: place + 1])
+    assert curve.wait_s[0] == pytest.approx(last.last_wait.mean, rel=0.01, abs=0.02)
+    assert math.sqrt(curve.wait_variance[0]) == pytest.approx(last.last_wait.deviation, rel=0.01, abs=0.02)
+    assert curve.wait_s[1] > curve.wait_s[0], "with ten more of its class before it"
 
 
 def test_instances_that_do_not_have_the_model_change_nothing() -> None:
@@ -73,15 +61,19 @@ def test_instances_that_do_not_have_the_model_change_nothing() -> None:
     busy = QueueView(instance=unable, active_model="chat", running=200, groups=(group_of("x1", 900, slack_s=10.0), group_of("x2", 50)))
     able = view_of("b", group_of("b1", 60, slack_s=20.0), group_of("b2", 30, slack_s=400.0), running=50)
     request = group_of("", 1, "big", slack_s=100.0)
-    alone = predicted(assessed(able), request)
+    alone = predicted((able,), request)
     assert alone.requests_ahead == 60
-    assert predicted(assessed(busy, able), request) == predicted(assessed(able, busy), request) == alone
+    assert predicted((busy, able), request) == predicted((able, busy), request) == alone
 
 
 def test_one_that_can_join_nothing_is_a_group_of_its_own() -> None:
     made, request = assessed(*TWO), group_of("", 1, slack_s=100.0)
-    assert made.arriving(request, "", NOW_S) == made.arriving(request, "gone", NOW_S) == made.new(request, NOW_S)
-    assert made.arriving(request, "a1", NOW_S) == made.joining("a1", request)
+    expected = predicted(TWO, request, NOW_S)
+    for group_id in ("", "gone"):
+        found = made.newcomer(request, group_id, NOW_S, [0.0])
+        assert found is not None
+        assert (found[0].instance.name, found[1]) == (expected.instance, expected.requests_ahead)
+        assert found[2].wait_s[0] == pytest.approx(expected.wait.mean)
 
 
 @pytest.mark.parametrize("slack_s", [0.0, 30.0, 500.0, math.inf])
@@ -89,28 +81,20 @@ def test_of_all_instances_the_one_where_it_ends_first_counts(slack_s: float) -> 
     """Whichever is told first."""
     request = group_of("", 1, "chat", slack_s=slack_s)
     views = (*TWO, replace(view_of("c", running=0), active_model="big"))
-    alone = [predicted(assessed(view), request) for view in views]
+    alone = [predicted((view,), request) for view in views]
     best = min(alone, key=lambda each: each.completion.mean)
     for order in (views, views[::-1]):
-        found = predicted(assessed(*order), request)
+        found = predicted(order, request)
         assert found.instance == best.instance
         assert found.completion.mean == pytest.approx(best.completion.mean)
-
-
-def test_a_prediction_names_the_profiles_that_it_rests_on() -> None:
-    made = assessed(*TWO, profiles=CALIBRATED)
-    request = group_of("", 1)
-    for found in (predicted(made, request), made.joining("a1", request), made.waiting("a1", 3)):
-        assert found is not None
-        assert found.profile_version == 7
 
 
 def test_bands_come_before_deadlines() -> None:
     """A PRIORITY request of an earlier band passes all, one of a later band waits behind all, and inside its band it is the last."""
     view = view_of("a", group_of("p", 100, slack_s=math.inf, band=-1), group_of("slo", 500), group_of("q", 300, slack_s=math.inf, band=2))
-    ahead = [predicted(assessed(view), group_of("", 1, slack_s=math.inf, band=band)).requests_ahead for band in (-5, -1, 0, 1, 2, 3)]
+    ahead = [predicted((view,), group_of("", 1, slack_s=math.inf, band=band)).requests_ahead for band in (-5, -1, 0, 1, 2, 3)]
     assert ahead == [0, 100, 600, 600, 900, 900]
-    assert predicted(assessed(view), group_of("", 1, slack_s=-10.0)).requests_ahead == 100, "of the band of requests with an SLO"
+    assert predicted((view,), group_of("", 1, slack_s=-10.0)).requests_ahead == 100, "of the band of requests with an SLO"
 
 
 def test_what_runs_gives_way_to_an_urgent_request_of_another_model() -> None:
@@ -118,14 +102,14 @@ def test_what_runs_gives_way_to_an_urgent_request_of_another_model() -> None:
     calm = RunningView(slo_class="", token_class="", count=200, deadline_s=NOW_S + 900.0)
     view = replace(view_of("a"), runners=(calm,), warm_models=("big",))
     urgent = group_of("", 1, "big", slack_s=8.0)
-    waits, clears = predicted(assessed(view), urgent), predicted(assessed(view), urgent, NOW_S)
+    waits, clears = predicted((view,), urgent), predicted((view,), urgent, NOW_S)
     assert clears.wait.mean < waits.wait.mean - 3.0
     hurried = replace(view, runners=(replace(calm, deadline_s=NOW_S + 5.0),))
-    assert predicted(assessed(hurried), urgent, NOW_S).wait == waits.wait
+    assert predicted((hurried,), urgent, NOW_S).wait == waits.wait
     behind = replace(view, groups=(group_of("a1", 1, "big", slack_s=1.0),))
-    assert predicted(assessed(behind), urgent, NOW_S).wait == predicted(assessed(behind), urgent).wait, "not for one that is not the first"
+    assert predicted((behind,), urgent, NOW_S).wait == predicted((behind,), urgent).wait, "not for one that is not the first"
     relaxed = group_of("", 1, "big", slack_s=500.0)
-    assert predicted(assessed(view), relaxed, NOW_S).wait == predicted(assessed(view), relaxed).wait
+    assert predicted((view,), relaxed, NOW_S).wait == predicted((view,), relaxed).wait
 
 
 @pytest.mark.parametrize("kind", [SloKind.COMPLETION, SloKind.FIRST_TOKEN])
@@ -134,11 +118,11 @@ def test_what_runs_gives_way_where_the_request_would_be_late_otherwise(kind: Slo
     calm = RunningView(slo_class="", token_class="", count=200, deadline_s=NOW_S + 900.0)
     view = replace(view_of("a"), runners=(calm,), warm_models=("big",))
     long = replace(group_of("", 1, "big", prompt=20_000), slo_kind=kind)
-    waits = predicted(assessed(view), long)
+    waits = predicted((view,), long)
     ends_s = waits.completion.mean if kind is SloKind.COMPLETION else waits.wait.mean + waits.prefill_s
     for share, clears in ((0.97, True), (1.03, False)):
         hurried = replace(long, first_deadline_s=NOW_S + share * ends_s)
-        found = predicted(assessed(view), hurried, NOW_S)
+        found = predicted((view,), hurried, NOW_S)
         assert (found.wait.mean < waits.wait.mean - 3.0) == clears
 
 
@@ -160,27 +144,20 @@ def test_times_are_calibrated_by_the_snapshots_rows() -> None:
         CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=0.9, evidence_s=1e9),
     )
     own, told = assessed(*TWO), Assessment(CATALOGUE, replace(SHIPPED, calibration=CalibrationTable(rows)), TWO)
-    before, after = own.waiting("a1", 600), told.waiting("a1", 600)
-    assert before is not None
-    assert after is not None
-    assert after.wait.mean == pytest.approx(1.2 * before.wait.mean)
-    assert after.wait.deviation == pytest.approx(PRIOR_SCORE * error_scale_s(after.wait.mean, before.wait.variance))
-    assert after.completion.mean == pytest.approx(0.9 * before.completion.mean)
-    assert (after.own_wait, after.own_completion) == (before.wait, before.completion)
-    assert before.own_wait is None
-    times = told.table.times([0], [600])
-    assert times.wait_s[0] == pytest.approx(after.wait.mean)
-    assert times.completion_variance[0] == pytest.approx(after.completion.variance)
-    assert predicted(told, group_of("", 1)).wait.mean == pytest.approx(1.2 * predicted(own, group_of("", 1)).wait.mean)
+    plain, calibrated = own.table.times([0], [600]), told.table.times([0], [600])
+    assert calibrated.wait_s[0] == pytest.approx(1.2 * plain.wait_s[0])
+    spread = PRIOR_SCORE * error_scale_s(calibrated.wait_s[0], plain.wait_variance[0])
+    assert calibrated.wait_variance[0] == pytest.approx(spread**2)
+    assert calibrated.completion_s[0] == pytest.approx(0.9 * plain.completion_s[0])
 
 
 def test_an_engine_that_has_served_nothing_yet_does_not_change_what_the_others_tell() -> None:
     """It has no batch that its requests could share, the others go by theirs."""
-    alone = assessed(TWO[0])
-    both = assessed(TWO[0], view_of("idle", running=200, active="big"))
+    alone = (TWO[0],)
+    both = (TWO[0], view_of("idle", running=200, active="big"))
     request = group_of("", 1)
     idle = replace(instance_of("idle"), time_scale=1e-3)
-    slow = assessed(TWO[0], replace(view_of("idle", running=200, active="big"), instance=idle))
+    slow = (TWO[0], replace(view_of("idle", running=200, active="big"), instance=idle))
     assert predicted(both, request).instance == "idle"
     found, expected = predicted(slow, request), predicted(alone, request)
     assert found.instance == expected.instance == "a"

@@ -13,7 +13,7 @@ from qlm_core.distribution import Normal
 from qlm_core.queue_columns import SERVICE
 from qlm_core.queue_reader import QueueReader
 
-from .queues import CATALOGUE, SHIPPED, TWO, assessed, group_of, instance_of, view_of
+from .queues import CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of
 
 
 @pytest.mark.parametrize("prompt", [500, 6_000])
@@ -24,21 +24,19 @@ def test_the_first_and_the_last_of_a_group_are_those_of_its_times(prompt: int) -
     made = assessed(*views)
     for view in views:
         for group, time in zip(view.groups, group_times(view, CATALOGUE, SHIPPED), strict=True):
-            ahead = sum(each.waiting for each in view.groups[: view.groups.index(group)])
-            first, last = made.waiting(group.group_id, ahead), made.waiting(group.group_id, ahead + group.waiting - 1)
-            assert first is not None
-            assert last is not None
-            assert first.instance == view.instance.name
-            for found, wait, prefill_s, completion in (
-                (first, time.wait, time.prefill_s, time.first_completion),
-                (last, time.last_wait, time.last_prefill_s, time.last_completion),
+            instance, number = made.number_of(group.group_id) or ("", -1)
+            assert instance == view.instance.name
+            found = made.table.times([number, number], [0, group.waiting - 1])
+            for at, wait, prefill_s, completion in (
+                (0, time.wait, time.prefill_s, time.first_completion),
+                (1, time.last_wait, time.last_prefill_s, time.last_completion),
             ):
-                assert found.prefill_s == pytest.approx(prefill_s, rel=1e-6)
-                assert found.wait.mean == pytest.approx(wait.mean, rel=1e-6, abs=1e-9)
-                assert found.wait.variance == pytest.approx(wait.variance, rel=1e-6, abs=1e-9)
-                assert found.completion.mean == pytest.approx(completion.mean, rel=1e-6)
-                assert found.completion.variance == pytest.approx(completion.variance, rel=1e-6)
-    assert made.waiting("nobody's", 0) is None
+                assert found.prefill_s[at] == pytest.approx(prefill_s, rel=1e-6)
+                assert found.wait_s[at] == pytest.approx(wait.mean, rel=1e-6, abs=1e-9)
+                assert found.wait_variance[at] == pytest.approx(wait.variance, rel=1e-6, abs=1e-9)
+                assert found.completion_s[at] == pytest.approx(completion.mean, rel=1e-6)
+                assert found.completion_variance[at] == pytest.approx(completion.variance, rel=1e-6)
+    assert made.number_of("nobody's") is None
 
 
 def test_requests_wait_longer_the_further_behind_they_are() -> None:
@@ -121,3 +119,27 @@ def test_what_is_told_of_an_output_stays_within_its_limit() -> None:
     for told, expected in ((Normal(300.0, 400.0), 256.0), (Normal(0.0, 0.0), 1.0), (Normal(90.0, 400.0), 90.0)):
         request = replace(group_of("", 1), output_tokens_max=256.0, output_tokens=told)
         assert QueueReader(CATALOGUE, SHIPPED).request_rows([view_of("a")], request)[SERVICE, 0] == expected
+
+
+def test_the_waits_along_a_queue_are_those_of_its_requests() -> None:
+    made = assessed(*TWO)
+    curve = made.queue_curve("a", 64)
+    assert curve is not None
+    assert curve.ahead == (0.0, 699.0, 700.0, 999.0, 1_000.0, 1_039.0)
+    _, number = made.number_of("a2") or ("", -1)
+    assert curve.wait_s[2:4] == pytest.approx(made.table.times([number, number], [0, 299]).wait_s.tolist())
+    assert made.queue_curve("nobody's", 64) is None
+
+
+def test_a_queue_that_cannot_be_predicted_is_named() -> None:
+    made = assessed(TWO[0], view_of("b", group_of("x", 1, "alien")))
+    assert (made.unpredictable, made.instances) == ({"b"}, ("a",))
+    assert made.number_of("x") is None
+
+
+def test_nothing_to_assess() -> None:
+    made = assessed()
+    assert made.instances == ()
+    assert [values.tolist() for values in made.late(NOW_S)] == [[], []]
+    assert made.newcomer(group_of("", 1), "", NOW_S, [0.0]) is None
+    assert predicted((view_of("a", running=0),), group_of("", 1)).wait.mean == 0.0

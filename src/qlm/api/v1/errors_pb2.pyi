@@ -65,25 +65,23 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """In a Result: a client cancelled it."""
     ERROR_REASON_KV_CAPACITY_EXCEEDED: _ErrorReason.ValueType  # 19
     """In a Result: prompt and output need more KV than any one instance of the model has."""
-    ERROR_REASON_NO_PREDICTION: _ErrorReason.ValueType  # 20
-    """UNAVAILABLE; retry_after_s. No prediction can be made: no profile or no instance of the model."""
-    ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 21
+    ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 20
     """INTERNAL. Our bug."""
-    ERROR_REASON_STREAMS_FULL: _ErrorReason.ValueType  # 22
+    ERROR_REASON_STREAMS_FULL: _ErrorReason.ValueType  # 21
     """RESOURCE_EXHAUSTED; limit, retry_after_s. This gateway follows as many requests as it may. Nothing was accepted: send the same request
     id to another.
     """
-    ERROR_REASON_WOULD_BE_LATE: _ErrorReason.ValueType  # 23
+    ERROR_REASON_WOULD_BE_LATE: _ErrorReason.ValueType  # 22
     """RESOURCE_EXHAUSTED; probability_late, retry_after_s. The request would miss its SLO, and such are refused here (`planner.overload`).
     Nothing was accepted.
     """
-    ERROR_REASON_SHED: _ErrorReason.ValueType  # 24
+    ERROR_REASON_SHED: _ErrorReason.ValueType  # 23
     """In a Result: it would have been late under overload (`planner.overload`)."""
-    ERROR_REASON_RECORD_DAMAGED: _ErrorReason.ValueType  # 25
+    ERROR_REASON_RECORD_DAMAGED: _ErrorReason.ValueType  # 24
     """In a Result: the request's record in the queue was damaged. Send the request again."""
-    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 26
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 25
     """UNAUTHENTICATED. No API key, or one that is not valid or was revoked."""
-    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 27
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 26
     """PERMISSION_DENIED; field (model, slo.seconds, slo.priority or tenant) and its rule, or method. The API key may not do this."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper): ...
@@ -129,24 +127,22 @@ ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 18
 """In a Result: a client cancelled it."""
 ERROR_REASON_KV_CAPACITY_EXCEEDED: ErrorReason.ValueType  # 19
 """In a Result: prompt and output need more KV than any one instance of the model has."""
-ERROR_REASON_NO_PREDICTION: ErrorReason.ValueType  # 20
-"""UNAVAILABLE; retry_after_s. No prediction can be made: no profile or no instance of the model."""
-ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 21
+ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 20
 """INTERNAL. Our bug."""
-ERROR_REASON_STREAMS_FULL: ErrorReason.ValueType  # 22
+ERROR_REASON_STREAMS_FULL: ErrorReason.ValueType  # 21
 """RESOURCE_EXHAUSTED; limit, retry_after_s. This gateway follows as many requests as it may. Nothing was accepted: send the same request
 id to another.
 """
-ERROR_REASON_WOULD_BE_LATE: ErrorReason.ValueType  # 23
+ERROR_REASON_WOULD_BE_LATE: ErrorReason.ValueType  # 22
 """RESOURCE_EXHAUSTED; probability_late, retry_after_s. The request would miss its SLO, and such are refused here (`planner.overload`).
 Nothing was accepted.
 """
-ERROR_REASON_SHED: ErrorReason.ValueType  # 24
+ERROR_REASON_SHED: ErrorReason.ValueType  # 23
 """In a Result: it would have been late under overload (`planner.overload`)."""
-ERROR_REASON_RECORD_DAMAGED: ErrorReason.ValueType  # 25
+ERROR_REASON_RECORD_DAMAGED: ErrorReason.ValueType  # 24
 """In a Result: the request's record in the queue was damaged. Send the request again."""
-ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 26
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 25
 """UNAUTHENTICATED. No API key, or one that is not valid or was revoked."""
-ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 27
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 26
 """PERMISSION_DENIED; field (model, slo.seconds, slo.priority or tenant) and its rule, or method. The API key may not do this."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -8,7 +8,6 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
-from qlm.api.v1 import prediction_pb2 as _prediction_pb2
 from qlm.api.v1 import request_pb2 as _request_pb2
 import builtins as _builtins
 import sys
@@ -468,74 +467,6 @@ class LengthScore(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LengthScore: _TypeAlias = LengthScore  # noqa: Y015
-
-@_typing.final
-class PredictRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MODEL_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
-    SLO_FIELD_NUMBER: _builtins.int
-    TENANT_FIELD_NUMBER: _builtins.int
-    APPLICATION_FIELD_NUMBER: _builtins.int
-    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    model: _builtins.str
-    """Name of a served model. Required."""
-    prompt_tokens: _builtins.int
-    """>= 1 and below the model's context."""
-    output_tokens_max: _builtins.int
-    """>= 1; more than the context holds stands for what it holds, and for a request without a limit of its own."""
-    tenant: _builtins.str
-    """As in the request, as the two after it: what its output is expected to be goes by them, where the length model is in use."""
-    application: _builtins.str
-    """A label of the calling application."""
-    expected_output_tokens: _builtins.int
-    """The client's own hint, followed as far as this tenant's hints proved right; 0: none."""
-    @_builtins.property
-    def slo(self) -> _request_pb2.Slo:
-        """As in the request. Absent: behind everything that has one."""
-
-    def __init__(
-        self,
-        *,
-        model: _builtins.str = ...,
-        prompt_tokens: _builtins.int = ...,
-        output_tokens_max: _builtins.int = ...,
-        slo: _request_pb2.Slo | None = ...,
-        tenant: _builtins.str = ...,
-        application: _builtins.str = ...,
-        expected_output_tokens: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "expected_output_tokens", b"expected_output_tokens", "model", b"model", "output_tokens_max", b"output_tokens_max", "prompt_tokens", b"prompt_tokens", "slo", b"slo", "tenant", b"tenant"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PredictRequest: _TypeAlias = PredictRequest  # noqa: Y015
-
-@_typing.final
-class PredictResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PREDICTION_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def prediction(self) -> _prediction_pb2.Prediction:
-        """From now, as the queue is."""
-
-    def __init__(
-        self,
-        *,
-        prediction: _prediction_pb2.Prediction | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PredictResponse: _TypeAlias = PredictResponse  # noqa: Y015
 
 @_typing.final
 class ImportProfilesRequest(_message.Message):

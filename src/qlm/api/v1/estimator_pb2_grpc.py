@@ -39,11 +39,6 @@ class EstimatorStub(object):
                 request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.GetProfilesRequest.SerializeToString,
                 response_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.ProfileSnapshot.FromString,
                 _registered_method=True)
-        self.Predict = channel.unary_unary(
-                '/qlm.api.v1.Estimator/Predict',
-                request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictRequest.SerializeToString,
-                response_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictResponse.FromString,
-                _registered_method=True)
         self.Assess = channel.unary_unary(
                 '/qlm.api.v1.Estimator/Assess',
                 request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.AssessRequest.SerializeToString,
@@ -66,13 +61,6 @@ class EstimatorServicer(object):
 
     def GetProfiles(self, request, context):
         """The newest snapshot of all profiles.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Predict(self, request, context):
-        """When a request would start and end if it were sent now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,11 +97,6 @@ def add_EstimatorServicer_to_server(servicer, server):
                     servicer.GetProfiles,
                     request_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.GetProfilesRequest.FromString,
                     response_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.ProfileSnapshot.SerializeToString,
-            ),
-            'Predict': grpc.unary_unary_rpc_method_handler(
-                    servicer.Predict,
-                    request_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictRequest.FromString,
-                    response_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictResponse.SerializeToString,
             ),
             'Assess': grpc.unary_unary_rpc_method_handler(
                     servicer.Assess,
@@ -158,33 +141,6 @@ class Estimator(object):
             '/qlm.api.v1.Estimator/GetProfiles',
             qlm_dot_api_dot_v1_dot_estimator__pb2.GetProfilesRequest.SerializeToString,
             qlm_dot_api_dot_v1_dot_estimator__pb2.ProfileSnapshot.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Predict(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/qlm.api.v1.Estimator/Predict',
-            qlm_dot_api_dot_v1_dot_estimator__pb2.PredictRequest.SerializeToString,
-            qlm_dot_api_dot_v1_dot_estimator__pb2.PredictResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,8 +33,6 @@ class EstimatorStub:
     def __new__(cls, channel: _aio.Channel) -> EstimatorAsyncStub: ...
     GetProfiles: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.GetProfilesRequest, _estimator_pb2.ProfileSnapshot]
     """The newest snapshot of all profiles."""
-    Predict: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.PredictRequest, _estimator_pb2.PredictResponse]
-    """When a request would start and end if it were sent now."""
     Assess: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.AssessRequest, _estimator_pb2.Assessment]
     """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too."""
     ImportProfiles: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.ImportProfilesRequest, _estimator_pb2.ImportProfilesResponse]
@@ -52,8 +50,6 @@ class EstimatorAsyncStub(EstimatorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetProfiles: _aio.UnaryUnaryMultiCallable[_estimator_pb2.GetProfilesRequest, _estimator_pb2.ProfileSnapshot]  # type: ignore[assignment]
     """The newest snapshot of all profiles."""
-    Predict: _aio.UnaryUnaryMultiCallable[_estimator_pb2.PredictRequest, _estimator_pb2.PredictResponse]  # type: ignore[assignment]
-    """When a request would start and end if it were sent now."""
     Assess: _aio.UnaryUnaryMultiCallable[_estimator_pb2.AssessRequest, _estimator_pb2.Assessment]  # type: ignore[assignment]
     """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too."""
     ImportProfiles: _aio.UnaryUnaryMultiCallable[_estimator_pb2.ImportProfilesRequest, _estimator_pb2.ImportProfilesResponse]  # type: ignore[assignment]
@@ -74,14 +70,6 @@ class EstimatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_estimator_pb2.ProfileSnapshot, _abc.Awaitable[_estimator_pb2.ProfileSnapshot]]:
         """The newest snapshot of all profiles."""
-
-    @_abc_1.abstractmethod
-    def Predict(
-        self,
-        request: _estimator_pb2.PredictRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_estimator_pb2.PredictResponse, _abc.Awaitable[_estimator_pb2.PredictResponse]]:
-        """When a request would start and end if it were sent now."""
 
     @_abc_1.abstractmethod
     def Assess(
