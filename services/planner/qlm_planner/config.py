@@ -99,12 +99,10 @@ class PlannerSettings(Section):
     )
     profiles_every_s: Seconds = Field(1.0, description="Period of reading the profiles.")
     advice_every_s: Seconds = Field(10.0, description="Period of advice, while misses are expected or instances are idle.")
-    publish_every_s: Seconds = Field(0.25, description="Least time between two plans sent to watchers.")
     solver: Choice = Field(
         Choice.HEURISTIC, description="The solver of plans. exact-highs, exact-glpk: proven best orders for small queues, in limited time."
     )
     solve_timeout_s: Seconds = Field(20.0, description="Longest job of the solver; after it its process restarts.")
-    watchers_max: Count = Field(100, description="Most watchers of the plan; more are refused.")
     inbox_max: Count = Field(1000, description="Most events that wait for the machine; calls beyond it are refused.")
 
     @field_validator("tenants")

@@ -116,9 +116,6 @@ class Planner(planner_pb2_grpc.PlannerServicer):
         self.heartbeats.append(request)
         return planner_pb2.HeartbeatResponse()
 
-    def WatchPlan(self, request: object, context: object) -> NoReturn:
-        raise AssertionError("an agent does not ask that")
-
     async def Replan(self, request: object, context: object) -> NoReturn:
         raise AssertionError("an agent does not ask that")
 

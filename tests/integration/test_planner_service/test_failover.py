@@ -98,7 +98,7 @@ async def refused(call: Awaitable[object]) -> PreconditionFailed:
 
 
 async def test_a_leader_whose_lease_is_gone_leads_no_more_until_it_wins_another(cluster: Cluster) -> None:
-    """Somebody else has it: the plan ends for those who watch, whoever asks is told who leads, nothing is placed, and nothing is shown of
+    """Somebody else has it: whoever asks is told who leads, nothing is placed, and nothing is shown of
     a plan that is not ours. Free again, it is won with another fence, and all that came meanwhile is placed."""
     await cluster.join("a")
 
@@ -112,8 +112,6 @@ async def test_a_leader_whose_lease_is_gone_leads_no_more_until_it_wins_another(
         first = shell.term
         assert first is not None
         assert (figure("qlm_planner_leader"), figure("qlm_planner_groups")) == (1.0, 1.0)
-        plans = aiter(stub.WatchPlan(planner_pb2.WatchPlanRequest(), timeout=60))
-        await anext(plans)
         lease = first._keeper.lease
         await cluster.queue.release_lease(lease)
         other = await cluster.queue.acquire_lease(PLANNER_ROLE, "another", 3600.0, "other:1")
@@ -125,12 +123,6 @@ async def test_a_leader_whose_lease_is_gone_leads_no_more_until_it_wins_another(
         await until(stands_by, "it knows that it lost its lease")
         assert (await refused(stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=30))).details["leader"] == "other:1"
         assert (await refused(stub.Replan(planner_pb2.ReplanRequest(), timeout=30))).reason == "NOT_LEADER"
-
-        async def end_of_the_plan() -> None:
-            async for _ in plans:
-                pass
-
-        assert (await refused(end_of_the_plan())).reason == "NOT_LEADER"
         assert (figure("qlm_planner_leader"), figure("qlm_planner_groups")) == (0.0, 0.0)
         keys = await cluster.submit("vicuna-13b", count=10)
         await asyncio.sleep(2 * RENEW_S)

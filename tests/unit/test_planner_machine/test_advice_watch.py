@@ -39,7 +39,7 @@ async def watched(
         return answer
 
     metrics = PlannerMetrics()
-    watch = AdviceWatch(ask, at_once, asyncio.Lock(), 0.001, metrics.show_advice, asyncio.Event())
+    watch = AdviceWatch(ask, at_once, asyncio.Lock(), 0.001, metrics.show_advice)
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(DEADLINE_S):
         while not until(watch, asks):
@@ -134,32 +134,6 @@ async def test_what_was_said_is_taken_back_when_all_is_well() -> None:
     watch, metrics = await watched([busy, None], lambda watch, asks: asks > 2)
     assert watch.latest is None
     assert metrics.registry.get_sample_value("qlm_planner_advised_instances", {"gpu": "big", "n_gpu": "1"}) is None
-
-
-async def test_who_watches_the_plan_is_told() -> None:
-    """When there is advice, and when there is none any more: also while no group comes or goes. Not while nothing is said."""
-    busy = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
-    now: Question | None = None
-    asks = 0
-
-    def ask() -> Question | None:
-        nonlocal asks
-        asks += 1
-        return now
-
-    changed = asyncio.Event()
-    watch = AdviceWatch(ask, at_once, asyncio.Lock(), 0.001, PlannerMetrics().show_advice, changed)
-    task = asyncio.create_task(watch.run())
-    async with asyncio.timeout(DEADLINE_S):
-        while asks < 3:
-            await asyncio.sleep(0.002)
-        assert not changed.is_set()
-        for now in (busy, None):
-            while (watch.latest is None) != (now is None):
-                await changed.wait()
-                changed.clear()
-    task.cancel()
-    await asyncio.wait([task])
 
 
 @pytest.mark.parametrize("count", [0, 5])

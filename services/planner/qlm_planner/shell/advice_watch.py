@@ -16,7 +16,7 @@ Work = Callable[[Question], Awaitable[Advice]]
 
 class AdviceWatch:
     """`question`: takes the question, in a thread that holds `turn`; None while the queue is unknown. `work`: answers it. `show`: receives
-    the advice, or None. `changed`: set when the advice changes. `latest`: None if there is nothing to advise."""
+    the advice, or None. `latest`: None if there is nothing to advise."""
 
     def __init__(
         self,
@@ -25,9 +25,7 @@ class AdviceWatch:
         turn: asyncio.Lock,
         every_s: float,
         show: Callable[[Advice | None], None],
-        changed: asyncio.Event,
     ) -> None:
-        self._changed = changed
         self._question = question
         self._work = work
         self._turn = turn
@@ -55,8 +53,6 @@ class AdviceWatch:
             self._publish(advice)
 
     def _publish(self, advice: Advice | None) -> None:
-        if advice is not None or self.latest is not None:
-            self._changed.set()
         self.latest = advice
         self._show(advice)
         line = "" if advice is None else advice.line

@@ -48,8 +48,7 @@ Replanned = tuple[int, int]
 
 
 class Leadership:
-    """Runs from the election to the loss of the lease or the stop of the process. `changed`: set when the plan or the advice has changed;
-    the waiting task clears it."""
+    """Runs from the election to the loss of the lease or the stop of the process."""
 
     def __init__(
         self,
@@ -82,8 +81,7 @@ class Leadership:
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._inbox_max = inbox_max
         self._turn = asyncio.Lock()
-        self.changed = asyncio.Event()
-        self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics.show_advice, self.changed)
+        self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics.show_advice)
         self._replans: dict[int, asyncio.Future[Replanned]] = {}
         self._replan_numbers = itertools.count(1)
         self._incarnations: frozenset[str] = frozenset()
@@ -242,7 +240,6 @@ class Leadership:
         self._metrics.count_effect(effect)
         match effect:
             case PlanChanged(plan_version=version, replans=replans):
-                self.changed.set()
                 for number, moved in replans.items():
                     answer = self._replans.get(number)
                     if answer is not None and not answer.done():

@@ -14,7 +14,7 @@ from qlm_planner.config import PlannerConfig
 from qlm_planner.policy import BATCH_MAX
 from qlm_planner.shell.leadership import Leadership
 from qlm_planner.shell.metrics import PlannerMetrics
-from qlm_planner.shell.rpc import PlannerService, Watchers, publish
+from qlm_planner.shell.rpc import PlannerService
 from qlm_planner.shell.solver_client import SolverWorker
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.queue.clock import ServerClock
@@ -40,9 +40,8 @@ class PlannerShell:
         self._shipped = shipped_snapshot()
         self._clock = ServerClock(queue)
         self.solver = SolverWorker(config.planner.solver, config.planner.solve_timeout_s, on_ready=metrics.solver_up.set)
-        self._watchers = Watchers(config.planner.watchers_max)
         self._term: Leadership | None = None
-        service = PlannerService(lambda: self._term, lambda: queue.leader_address(PLANNER_ROLE), self._watchers)
+        service = PlannerService(lambda: self._term, lambda: queue.leader_address(PLANNER_ROLE))
         self._server = GrpcServer(
             config.planner.listen,
             [lambda server: planner_pb2_grpc.add_PlannerServicer_to_server(service, server)],
@@ -86,7 +85,6 @@ class PlannerShell:
             if not work.cancelled():
                 work.result()
         finally:
-            self._watchers.end()
             await self._server.stop()
             await self.solver.stop()
             await self._clock.stop()
@@ -122,13 +120,7 @@ class PlannerShell:
                 tracer=self._tracer,
             )
             self._term = term
-            publisher = asyncio.create_task(publish(term, self._watchers, self._config.planner.publish_every_s), name="planner-publish")
-            try:
-                await term.run()
-            finally:
-                publisher.cancel()
-                await asyncio.wait([publisher])
+            await term.run()
         finally:
             self._term = None
-            self._watchers.end()
             await keeper.stop(release=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 import grpc
@@ -25,59 +24,12 @@ WHY_BYTES_MAX = 256
 INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,19}")
 
 
-class Watchers:
-    """Watchers of the plan, at most `watchers_max`. Each buffers one plan: a slow one skips to the newest."""
-
-    def __init__(self, watchers_max: int) -> None:
-        self._most = watchers_max
-        self._rooms: list[asyncio.Queue[planner_pb2.Plan | None]] = []
-
-    @property
-    def any(self) -> bool:
-        return bool(self._rooms)
-
-    @contextmanager
-    def watch(self) -> Iterator[AsyncIterator[planner_pb2.Plan]]:
-        """Yields plans until `end`. Raises Unavailable if too many watch."""
-        if len(self._rooms) >= self._most:
-            raise Unavailable(f"{self._most} clients watch the plan already", details={"retry_after_s": "5"})
-        room: asyncio.Queue[planner_pb2.Plan | None] = asyncio.Queue(maxsize=1)
-        self._rooms.append(room)
-        try:
-            yield _plans(room)
-        finally:
-            self._rooms.remove(room)
-
-    def send(self, plan: planner_pb2.Plan) -> None:
-        for room in self._rooms:
-            _replace(room, plan)
-
-    def end(self) -> None:
-        """Ends all watches: this process leads no more."""
-        for room in self._rooms:
-            _replace(room, None)
-
-
-async def _plans(room: asyncio.Queue[planner_pb2.Plan | None]) -> AsyncIterator[planner_pb2.Plan]:
-    while (plan := await room.get()) is not None:
-        yield plan
-
-
-def _replace(room: asyncio.Queue[planner_pb2.Plan | None], plan: planner_pb2.Plan | None) -> None:
-    if room.full():
-        room.get_nowait()
-    room.put_nowait(plan)
-
-
 class PlannerService(planner_pb2_grpc.PlannerServicer):
     """`leadership`: the present term, None on a standby. `leader_address`: reads the leader's address from the queue."""
 
-    def __init__(
-        self, leadership: Callable[[], Leadership | None], leader_address: Callable[[], Awaitable[str]], watchers: Watchers
-    ) -> None:
+    def __init__(self, leadership: Callable[[], Leadership | None], leader_address: Callable[[], Awaitable[str]]) -> None:
         self._leadership = leadership
         self._leader_address = leader_address
-        self._watchers = watchers
 
     async def RegisterInstance(  # noqa: N802
         self, request: planner_pb2.RegisterInstanceRequest, context: grpc.aio.ServicerContext[object, object]
@@ -112,16 +64,6 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
             message = f"instance {request.incarnation} is not registered, or is not known yet"
             raise NotFound(message, reason="UNKNOWN_INSTANCE", details={"instance": request.incarnation})
         return planner_pb2.HeartbeatResponse(plan_version=term.plan_version)
-
-    async def WatchPlan(  # noqa: N802
-        self, request: planner_pb2.WatchPlanRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> AsyncIterator[planner_pb2.Plan]:
-        term = await self._leader()
-        with self._watchers.watch() as plans:
-            yield await _plan_message(term)
-            async for plan in plans:
-                yield plan
-        raise await self._not_leader()
 
     async def Replan(  # noqa: N802
         self, request: planner_pb2.ReplanRequest, context: grpc.aio.ServicerContext[object, object]
@@ -166,16 +108,6 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
 def _check_incarnation(field: str, incarnation: str) -> None:
     if INCARNATION.fullmatch(incarnation) is None:
         raise invalid_field(field, "<instance>/<fence>, the instance 1 to 64 bytes of [A-Za-z0-9_.-]")
-
-
-async def publish(term: Leadership, watchers: Watchers, every_s: float) -> None:
-    """Sends a changed plan or advice to watchers, at most once in `every_s`. Runs until cancelled."""
-    while True:
-        await term.changed.wait()
-        term.changed.clear()
-        if watchers.any:
-            watchers.send(await _plan_message(term))
-        await asyncio.sleep(every_s)
 
 
 async def _plan_message(term: Leadership) -> planner_pb2.Plan:

@@ -26,7 +26,7 @@ from qlm.api.v1 import request_pb2 as qlm_dot_api_dot_v1_dot_request__pb2
 from qlm.api.v1 import instance_pb2 as qlm_dot_api_dot_v1_dot_instance__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qlm/api/v1/planner.proto\x12\nqlm.api.v1\x1a\x18qlm/api/v1/request.proto\x1a\x19qlm/api/v1/instance.proto\"A\n\x17RegisterInstanceRequest\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Instance\"0\n\x18RegisterInstanceResponse\x12\x14\n\x0cplan_version\x18\x01 \x01(\x04\"O\n\x10HeartbeatRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12&\n\x04load\x18\x02 \x01(\x0b\x32\x18.qlm.api.v1.InstanceLoad\")\n\x11HeartbeatResponse\x12\x14\n\x0cplan_version\x18\x01 \x01(\x04\"\x12\n\x10WatchPlanRequest\"\x1c\n\rReplanRequest\x12\x0b\n\x03why\x18\x01 \x01(\t\"<\n\x0eReplanResponse\x12\x14\n\x0cplan_version\x18\x01 \x01(\x04\x12\x14\n\x0cgroups_moved\x18\x02 \x01(\r\"\x10\n\x0eGetPlanRequest\"\x12\n\x10GetAdviceRequest\"u\n\x04Plan\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06made_s\x18\x02 \x01(\x01\x12(\n\x06queues\x18\x03 \x03(\x0b\x32\x18.qlm.api.v1.PlannedQueue\x12\"\n\x06\x61\x64vice\x18\x04 \x01(\x0b\x32\x12.qlm.api.v1.Advice\"J\n\x0cPlannedQueue\x12\x10\n\x08instance\x18\x01 \x01(\t\x12(\n\x06groups\x18\x02 \x03(\x0b\x32\x18.qlm.api.v1.PlannedGroup\"\xc8\x01\n\x0cPlannedGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x08slo_kind\x18\x03 \x01(\x0e\x32\x13.qlm.api.v1.SloKind\x12\x11\n\tslo_class\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x18\n\x10\x66irst_deadline_s\x18\x06 \x01(\x01\x12\x18\n\x10\x63ompletion_p50_s\x18\x07 \x01(\x01\x12\x18\n\x10\x63ompletion_p90_s\x18\x08 \x01(\x01\"\xcd\x01\n\x06\x41\x64vice\x12\x0e\n\x06made_s\x18\x01 \x01(\x01\x12\x0c\n\x04line\x18\x02 \x01(\t\x12\x12\n\nattainment\x18\x03 \x01(\x01\x12\x0c\n\x04late\x18\x04 \x01(\x01\x12\x10\n\x08unserved\x18\x05 \x01(\x04\x12(\n\x06misses\x18\x06 \x03(\x0b\x32\x18.qlm.api.v1.ExpectedMiss\x12)\n\x07options\x18\x07 \x03(\x0b\x32\x18.qlm.api.v1.AdviceOption\x12\r\n\x05model\x18\x08 \x01(\t\x12\r\n\x05spare\x18\t \x03(\t\"\x83\x01\n\x0c\x45xpectedMiss\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tslo_class\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x0c\n\x04late\x18\x06 \x01(\x01\x12\x0e\n\x06over_s\x18\x07 \x01(\x01\"q\n\x0c\x41\x64viceOption\x12\x0b\n\x03gpu\x18\x01 \x01(\t\x12\r\n\x05n_gpu\x18\x02 \x01(\r\x12\x0e\n\x06models\x18\x03 \x03(\t\x12\x11\n\tinstances\x18\x04 \x01(\r\x12\x12\n\nattainment\x18\x05 \x01(\x01\x12\x0e\n\x06\x65nough\x18\x06 \x01(\x08\x32\xaa\x03\n\x07Planner\x12]\n\x10RegisterInstance\x12#.qlm.api.v1.RegisterInstanceRequest\x1a$.qlm.api.v1.RegisterInstanceResponse\x12H\n\tHeartbeat\x12\x1c.qlm.api.v1.HeartbeatRequest\x1a\x1d.qlm.api.v1.HeartbeatResponse\x12=\n\tWatchPlan\x12\x1c.qlm.api.v1.WatchPlanRequest\x1a\x10.qlm.api.v1.Plan0\x01\x12?\n\x06Replan\x12\x19.qlm.api.v1.ReplanRequest\x1a\x1a.qlm.api.v1.ReplanResponse\x12\x37\n\x07GetPlan\x12\x1a.qlm.api.v1.GetPlanRequest\x1a\x10.qlm.api.v1.Plan\x12=\n\tGetAdvice\x12\x1c.qlm.api.v1.GetAdviceRequest\x1a\x12.qlm.api.v1.Adviceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qlm/api/v1/planner.proto\x12\nqlm.api.v1\x1a\x18qlm/api/v1/request.proto\x1a\x19qlm/api/v1/instance.proto\"A\n\x17RegisterInstanceRequest\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Instance\"0\n\x18RegisterInstanceResponse\x12\x14\n\x0cplan_version\x18\x01 \x01(\x04\"O\n\x10HeartbeatRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12&\n\x04load\x18\x02 \x01(\x0b\x32\x18.qlm.api.v1.InstanceLoad\")\n\x11HeartbeatResponse\x12\x14\n\x0cplan_version\x18\x01 \x01(\x04\"\x1c\n\rReplanRequest\x12\x0b\n\x03why\x18\x01 \x01(\t\"<\n\x0eReplanResponse\x12\x14\n\x0cplan_version\x18\x01 \x01(\x04\x12\x14\n\x0cgroups_moved\x18\x02 \x01(\r\"\x10\n\x0eGetPlanRequest\"\x12\n\x10GetAdviceRequest\"u\n\x04Plan\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06made_s\x18\x02 \x01(\x01\x12(\n\x06queues\x18\x03 \x03(\x0b\x32\x18.qlm.api.v1.PlannedQueue\x12\"\n\x06\x61\x64vice\x18\x04 \x01(\x0b\x32\x12.qlm.api.v1.Advice\"J\n\x0cPlannedQueue\x12\x10\n\x08instance\x18\x01 \x01(\t\x12(\n\x06groups\x18\x02 \x03(\x0b\x32\x18.qlm.api.v1.PlannedGroup\"\xc8\x01\n\x0cPlannedGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x08slo_kind\x18\x03 \x01(\x0e\x32\x13.qlm.api.v1.SloKind\x12\x11\n\tslo_class\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x18\n\x10\x66irst_deadline_s\x18\x06 \x01(\x01\x12\x18\n\x10\x63ompletion_p50_s\x18\x07 \x01(\x01\x12\x18\n\x10\x63ompletion_p90_s\x18\x08 \x01(\x01\"\xcd\x01\n\x06\x41\x64vice\x12\x0e\n\x06made_s\x18\x01 \x01(\x01\x12\x0c\n\x04line\x18\x02 \x01(\t\x12\x12\n\nattainment\x18\x03 \x01(\x01\x12\x0c\n\x04late\x18\x04 \x01(\x01\x12\x10\n\x08unserved\x18\x05 \x01(\x04\x12(\n\x06misses\x18\x06 \x03(\x0b\x32\x18.qlm.api.v1.ExpectedMiss\x12)\n\x07options\x18\x07 \x03(\x0b\x32\x18.qlm.api.v1.AdviceOption\x12\r\n\x05model\x18\x08 \x01(\t\x12\r\n\x05spare\x18\t \x03(\t\"\x83\x01\n\x0c\x45xpectedMiss\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tslo_class\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x0c\n\x04late\x18\x06 \x01(\x01\x12\x0e\n\x06over_s\x18\x07 \x01(\x01\"q\n\x0c\x41\x64viceOption\x12\x0b\n\x03gpu\x18\x01 \x01(\t\x12\r\n\x05n_gpu\x18\x02 \x01(\r\x12\x0e\n\x06models\x18\x03 \x03(\t\x12\x11\n\tinstances\x18\x04 \x01(\r\x12\x12\n\nattainment\x18\x05 \x01(\x01\x12\x0e\n\x06\x65nough\x18\x06 \x01(\x08\x32\xeb\x02\n\x07Planner\x12]\n\x10RegisterInstance\x12#.qlm.api.v1.RegisterInstanceRequest\x1a$.qlm.api.v1.RegisterInstanceResponse\x12H\n\tHeartbeat\x12\x1c.qlm.api.v1.HeartbeatRequest\x1a\x1d.qlm.api.v1.HeartbeatResponse\x12?\n\x06Replan\x12\x19.qlm.api.v1.ReplanRequest\x1a\x1a.qlm.api.v1.ReplanResponse\x12\x37\n\x07GetPlan\x12\x1a.qlm.api.v1.GetPlanRequest\x1a\x10.qlm.api.v1.Plan\x12=\n\tGetAdvice\x12\x1c.qlm.api.v1.GetAdviceRequest\x1a\x12.qlm.api.v1.Adviceb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,28 +41,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST']._serialized_end=289
   _globals['_HEARTBEATRESPONSE']._serialized_start=291
   _globals['_HEARTBEATRESPONSE']._serialized_end=332
-  _globals['_WATCHPLANREQUEST']._serialized_start=334
-  _globals['_WATCHPLANREQUEST']._serialized_end=352
-  _globals['_REPLANREQUEST']._serialized_start=354
-  _globals['_REPLANREQUEST']._serialized_end=382
-  _globals['_REPLANRESPONSE']._serialized_start=384
-  _globals['_REPLANRESPONSE']._serialized_end=444
-  _globals['_GETPLANREQUEST']._serialized_start=446
-  _globals['_GETPLANREQUEST']._serialized_end=462
-  _globals['_GETADVICEREQUEST']._serialized_start=464
-  _globals['_GETADVICEREQUEST']._serialized_end=482
-  _globals['_PLAN']._serialized_start=484
-  _globals['_PLAN']._serialized_end=601
-  _globals['_PLANNEDQUEUE']._serialized_start=603
-  _globals['_PLANNEDQUEUE']._serialized_end=677
-  _globals['_PLANNEDGROUP']._serialized_start=680
-  _globals['_PLANNEDGROUP']._serialized_end=880
-  _globals['_ADVICE']._serialized_start=883
-  _globals['_ADVICE']._serialized_end=1088
-  _globals['_EXPECTEDMISS']._serialized_start=1091
-  _globals['_EXPECTEDMISS']._serialized_end=1222
-  _globals['_ADVICEOPTION']._serialized_start=1224
-  _globals['_ADVICEOPTION']._serialized_end=1337
-  _globals['_PLANNER']._serialized_start=1340
-  _globals['_PLANNER']._serialized_end=1766
+  _globals['_REPLANREQUEST']._serialized_start=334
+  _globals['_REPLANREQUEST']._serialized_end=362
+  _globals['_REPLANRESPONSE']._serialized_start=364
+  _globals['_REPLANRESPONSE']._serialized_end=424
+  _globals['_GETPLANREQUEST']._serialized_start=426
+  _globals['_GETPLANREQUEST']._serialized_end=442
+  _globals['_GETADVICEREQUEST']._serialized_start=444
+  _globals['_GETADVICEREQUEST']._serialized_end=462
+  _globals['_PLAN']._serialized_start=464
+  _globals['_PLAN']._serialized_end=581
+  _globals['_PLANNEDQUEUE']._serialized_start=583
+  _globals['_PLANNEDQUEUE']._serialized_end=657
+  _globals['_PLANNEDGROUP']._serialized_start=660
+  _globals['_PLANNEDGROUP']._serialized_end=860
+  _globals['_ADVICE']._serialized_start=863
+  _globals['_ADVICE']._serialized_end=1068
+  _globals['_EXPECTEDMISS']._serialized_start=1071
+  _globals['_EXPECTEDMISS']._serialized_end=1202
+  _globals['_ADVICEOPTION']._serialized_start=1204
+  _globals['_ADVICEOPTION']._serialized_end=1317
+  _globals['_PLANNER']._serialized_start=1320
+  _globals['_PLANNER']._serialized_end=1683
 # @@protoc_insertion_point(module_scope)

@@ -45,11 +45,6 @@ class PlannerStub(object):
                 request_serializer=qlm_dot_api_dot_v1_dot_planner__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=qlm_dot_api_dot_v1_dot_planner__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
-        self.WatchPlan = channel.unary_stream(
-                '/qlm.api.v1.Planner/WatchPlan',
-                request_serializer=qlm_dot_api_dot_v1_dot_planner__pb2.WatchPlanRequest.SerializeToString,
-                response_deserializer=qlm_dot_api_dot_v1_dot_planner__pb2.Plan.FromString,
-                _registered_method=True)
         self.Replan = channel.unary_unary(
                 '/qlm.api.v1.Planner/Replan',
                 request_serializer=qlm_dot_api_dot_v1_dot_planner__pb2.ReplanRequest.SerializeToString,
@@ -81,13 +76,6 @@ class PlannerServicer(object):
     def Heartbeat(self, request, context):
         """Reports the load of an instance; UNKNOWN_INSTANCE where the planner does not know it (yet): register it again.
         The lease in the queue, not this, says whether it lives.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def WatchPlan(self, request, context):
-        """The plan now and at each change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,11 +114,6 @@ def add_PlannerServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=qlm_dot_api_dot_v1_dot_planner__pb2.HeartbeatRequest.FromString,
                     response_serializer=qlm_dot_api_dot_v1_dot_planner__pb2.HeartbeatResponse.SerializeToString,
-            ),
-            'WatchPlan': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchPlan,
-                    request_deserializer=qlm_dot_api_dot_v1_dot_planner__pb2.WatchPlanRequest.FromString,
-                    response_serializer=qlm_dot_api_dot_v1_dot_planner__pb2.Plan.SerializeToString,
             ),
             'Replan': grpc.unary_unary_rpc_method_handler(
                     servicer.Replan,
@@ -203,33 +186,6 @@ class Planner(object):
             '/qlm.api.v1.Planner/Heartbeat',
             qlm_dot_api_dot_v1_dot_planner__pb2.HeartbeatRequest.SerializeToString,
             qlm_dot_api_dot_v1_dot_planner__pb2.HeartbeatResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchPlan(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/qlm.api.v1.Planner/WatchPlan',
-            qlm_dot_api_dot_v1_dot_planner__pb2.WatchPlanRequest.SerializeToString,
-            qlm_dot_api_dot_v1_dot_planner__pb2.Plan.FromString,
             options,
             channel_credentials,
             insecure,

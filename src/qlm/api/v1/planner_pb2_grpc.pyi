@@ -39,8 +39,6 @@ class PlannerStub:
     """Reports the load of an instance; UNKNOWN_INSTANCE where the planner does not know it (yet): register it again.
     The lease in the queue, not this, says whether it lives.
     """
-    WatchPlan: _grpc.UnaryStreamMultiCallable[_planner_pb2.WatchPlanRequest, _planner_pb2.Plan]
-    """The plan now and at each change."""
     Replan: _grpc.UnaryUnaryMultiCallable[_planner_pb2.ReplanRequest, _planner_pb2.ReplanResponse]
     """Orders all groups anew, and answers when the new plan is applied."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_planner_pb2.GetPlanRequest, _planner_pb2.Plan]
@@ -59,8 +57,6 @@ class PlannerAsyncStub(PlannerStub):
     """Reports the load of an instance; UNKNOWN_INSTANCE where the planner does not know it (yet): register it again.
     The lease in the queue, not this, says whether it lives.
     """
-    WatchPlan: _aio.UnaryStreamMultiCallable[_planner_pb2.WatchPlanRequest, _planner_pb2.Plan]  # type: ignore[assignment]
-    """The plan now and at each change."""
     Replan: _aio.UnaryUnaryMultiCallable[_planner_pb2.ReplanRequest, _planner_pb2.ReplanResponse]  # type: ignore[assignment]
     """Orders all groups anew, and answers when the new plan is applied."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_planner_pb2.GetPlanRequest, _planner_pb2.Plan]  # type: ignore[assignment]
@@ -88,14 +84,6 @@ class PlannerServicer(metaclass=_abc_1.ABCMeta):
         """Reports the load of an instance; UNKNOWN_INSTANCE where the planner does not know it (yet): register it again.
         The lease in the queue, not this, says whether it lives.
         """
-
-    @_abc_1.abstractmethod
-    def WatchPlan(
-        self,
-        request: _planner_pb2.WatchPlanRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_planner_pb2.Plan], _abc.AsyncIterator[_planner_pb2.Plan]]:
-        """The plan now and at each change."""
 
     @_abc_1.abstractmethod
     def Replan(

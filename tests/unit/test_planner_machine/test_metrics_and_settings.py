@@ -1,45 +1,18 @@
-"""Watchers of the plan, metrics, and settings."""
+"""Metrics and settings."""
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from qlm.api.v1 import planner_pb2
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.errors import ConfigError
 from qlm_planner.config import PlannerConfig
 from qlm_planner.machine.effects import ApplyChunk, Place
 from qlm_planner.machine.events import ArrivalsRead, ChunkAnswered, ExpirySwept, PlaceAnswered, Reclaimed
 from qlm_planner.policy import Policy
 from qlm_planner.shell.metrics import PlannerMetrics
-from qlm_planner.shell.rpc import Watchers
 from qlm_process.config import load_config
 
 from .world import World
-
-
-async def test_a_slow_watcher_skips_to_the_newest_plan() -> None:
-    watchers = Watchers(2)
-    with watchers.watch() as slow, watchers.watch() as fast:
-        seen = []
-        for version in range(1, 6):
-            watchers.send(planner_pb2.Plan(version=version))
-            seen.append((await anext(fast)).version)
-        assert seen == [1, 2, 3, 4, 5]
-        assert (await anext(slow)).version == 5
-        watchers.end()
-        with pytest.raises(StopAsyncIteration):
-            await asyncio.wait_for(anext(slow), 5)
-    assert not watchers.any
-
-
-def test_too_many_watchers_are_refused() -> None:
-    watchers = Watchers(1)
-    with watchers.watch(), pytest.raises(Unavailable), watchers.watch():
-        pass
-    with watchers.watch():
-        pass
 
 
 async def test_metrics_count_what_happens() -> None:
