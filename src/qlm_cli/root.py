@@ -10,6 +10,7 @@ from qlm_core.errors import ConfigError, QlmError
 
 COMMANDS = {
     "up": ("qlm_cli.up.command", "up", "Run everything on this machine."),
+    "serve": ("qlm_cli.serve.command", "serve", "Put QLM in front of OpenAI-compatible servers that run."),
     "gateway": ("qlm_cli.services", "gateway", "Run one gateway."),
     "planner": ("qlm_cli.services", "planner", "Run one planner (leader or standby)."),
     "estimator": ("qlm_cli.services", "estimator", "Run one estimator (leader or standby)."),

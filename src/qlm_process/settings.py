@@ -123,6 +123,7 @@ class ModelSettings(Section):
     """One served model."""
 
     name: str = Field(min_length=1, max_length=128, description="What requests call it.")
+    aliases: tuple[str, ...] = Field((), description="Other names that requests may call it; gateways put its name in their place.")
     profile: str = Field(min_length=1, description='Its row in the hardware profiles: "Mistral-7B".')
     context_tokens_max: Count = Field(8192, description="Most tokens of prompt and output together.")
     vocabulary_size: Count = Field(32_000, description="Token ids are below this.")

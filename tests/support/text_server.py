@@ -55,7 +55,8 @@ def answer_word(model: str, head: str, place: int) -> str:
 class TextServer:
     """See the module."""
 
-    def __init__(self, sleep_mode: bool) -> None:
+    def __init__(self, sleep_mode: bool, models: list[str]) -> None:
+        self._listed = models
         self._faults: list[str] = []
         self._open = 0
         self._sleep_mode = sleep_mode
@@ -88,7 +89,7 @@ class TextServer:
         return app
 
     async def _models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in (MODEL, OTHER_MODEL)]})
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self._listed]})
 
     async def _fault(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -239,9 +240,9 @@ async def _authorised(request: web.Request, handler: Any) -> web.StreamResponse:
     return response
 
 
-async def main(port: int, sleep_mode: bool) -> None:
+async def main(port: int, sleep_mode: bool, models: list[str]) -> None:
     """Serves until it is killed; prints its port."""
-    runner = web.AppRunner(TextServer(sleep_mode).app(), handler_cancellation=True)
+    runner = web.AppRunner(TextServer(sleep_mode, models).app(), handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     print(runner.addresses[0][1], flush=True)  # noqa: T201
@@ -251,6 +252,7 @@ async def main(port: int, sleep_mode: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--model", dest="models", action="append")
     parser.add_argument("--no-sleep-mode", dest="sleep_mode", action="store_false")
     arguments = parser.parse_args()
-    asyncio.run(main(arguments.port, arguments.sleep_mode))
+    asyncio.run(main(arguments.port, arguments.sleep_mode, arguments.models or [MODEL, OTHER_MODEL]))

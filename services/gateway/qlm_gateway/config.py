@@ -101,3 +101,15 @@ def catalogue_of(models: tuple[ModelSettings, ...], texts: Mapping[str, ModelTex
         )
         for model in models
     }
+
+
+def aliases_of(models: tuple[ModelSettings, ...]) -> Mapping[str, str]:
+    """Alias -> name of its model. Raises ConfigError for one that is given twice or is a model's name."""
+    aliases: dict[str, str] = {}
+    names = {model.name for model in models}
+    for model in models:
+        for alias in model.aliases:
+            if not alias or alias in aliases or alias in names:
+                raise ConfigError(f"models.aliases: {alias!r} of {model.name!r} is empty, given twice, or the name of a model")
+            aliases[alias] = model.name
+    return aliases

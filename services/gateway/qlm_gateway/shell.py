@@ -15,7 +15,7 @@ from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
 from qlm_core.overload import Overload
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.admission.entry import Entry
-from qlm_gateway.config import GatewayConfig, catalogue_of, open_texts
+from qlm_gateway.config import GatewayConfig, aliases_of, catalogue_of, open_texts
 from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.server import HttpFront
 from qlm_gateway.front.service import GatewayService
@@ -78,7 +78,8 @@ class Gateway:
         updates = OutlookUpdates(queue, self._watch, monotonic)
         self._keys = open_key_ring(config.security)
         callers = Callers(self._keys)
-        service = GatewayService(queue, catalogue, texts, entry, self._hub, self._watch, updates, self.metrics, callers)
+        aliases = aliases_of(config.models)
+        service = GatewayService(queue, catalogue, aliases, texts, entry, self._hub, self._watch, updates, self.metrics, callers)
         self._server = GrpcServer(
             settings.listen,
             [lambda server: add_GatewayServicer_to_server(service, server)],

@@ -102,6 +102,12 @@ class Child:
             log.close()
             self._ended.set()
 
+    def restart(self) -> None:
+        """Drains it; it starts again. Does nothing while it is down."""
+        if self._process is not None and self._process.returncode is None:
+            self._enter(Phase.STOPPED)
+            self._process.terminate()
+
     async def stop(self, timeout_s: float) -> None:
         """SIGTERM, and SIGKILL if it takes longer than `timeout_s`; waits for its end. Safe unstarted and twice."""
         self._stopping = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import grpc
@@ -38,6 +38,7 @@ class Cluster:
         self._server = SupervisedServer(config.queue, config.up, self._write_state) if not config.queue.url else None
         self._queue_url = config.queue.url
         self._children: tuple[Child, ...] = ()
+        self._tasks: asyncio.TaskGroup | None = None
         self._was_ready = False
         self._changed = asyncio.Event()
 
@@ -58,18 +59,41 @@ class Cluster:
         self._state_dir.mkdir(parents=True, exist_ok=True)
         if self._server is not None:
             self._queue_url = await self._server.start()
-        specs = process_specs(self._config, self._config_path, self._overrides, self._queue_url)
-        self._children = tuple(Child(spec, self._config.up, self._state_dir / "logs", self._write_state) for spec in specs)
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             if self._server is not None:
                 tasks.create_task(self._server.watch())
-            for child in self._children:
-                tasks.create_task(child.run())
-                tasks.create_task(self._watch_health(child))
+            self._start_new()
             await self._wait_until_ready()
             self._was_ready = True
             self._write_state()
             ready.set()
+
+    async def follow(self, config: UpConfig, changed: Collection[str]) -> None:
+        """Takes another configuration, whose file has been written, once all have served: processes that it adds start, others that it
+        lacks drain and end, and then those named in `changed` start again, one after the other, each once the one before it serves."""
+        self._config = config
+        wanted = {entry.name for entries in config.services().values() for entry in entries}
+        gone = [child for child in self._children if child.spec.name not in wanted]
+        self._start_new()
+        await asyncio.gather(*(child.stop(config.up.stop_timeout_s) for child in gone))
+        self._children = tuple(child for child in self._children if child not in gone)
+        for child in self._children:
+            if child.spec.name in changed:
+                child.restart()
+                await self._wait_until_ready()
+        self._write_state()
+
+    def _start_new(self) -> None:
+        """Starts the processes of the configuration that are not there."""
+        assert self._tasks is not None
+        known = {child.spec.name for child in self._children}
+        for spec in process_specs(self._config, self._config_path, self._overrides, self._queue_url):
+            if spec.name not in known:
+                child = Child(spec, self._config.up, self._state_dir / "logs", self._write_state)
+                self._children += (child,)
+                self._tasks.create_task(child.run())
+                self._tasks.create_task(self._watch_health(child))
 
     async def stop(self) -> bool:
         """Gateways refuse, agents drain while the gateways still stream, then planner and estimator, then the server. True if none had to

@@ -49,13 +49,13 @@ def up(config_path: str | None, overrides: dict[str, str], state_dir: str | None
     given = {**overrides, **({"queue.state_dir": state_dir} if state_dir else {})}
     config = load_config(UpConfig, path, overrides=given)
     configure_logging(config.telemetry, "up", config.queue.name)
-    with _locked(Path(config.queue.state_dir)):
-        run = _Run(Cluster(config, path, given))
+    with locked(Path(config.queue.state_dir)):
+        run = ClusterRun(Cluster(config, path, given))
         sys.exit(run_service(run.main) or run.exit_code)
 
 
-class _Run:
-    """One life of the command."""
+class ClusterRun:
+    """Runs a cluster until it is told to stop, and says why it failed."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -128,7 +128,7 @@ def _table(state: ClusterState) -> Table:
 
 
 @contextmanager
-def _locked(state_dir: Path) -> Iterator[None]:
+def locked(state_dir: Path) -> Iterator[None]:
     """Two clusters must not share a state folder: two servers would write one log."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def _locked(state_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"queue.state_dir: another `qlm up` runs in {state_dir}") from None
+            raise ConfigError(f"queue.state_dir: another `qlm up` or `qlm serve` runs in {state_dir}") from None
         yield
     finally:
         os.close(handle)

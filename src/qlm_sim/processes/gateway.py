@@ -141,7 +141,7 @@ class SimGateway:
             refuse_late=site.policy.overload is Overload.REFUSE,
         )
         updates = OutlookUpdates(self._queue, watch, process.now_s)
-        self._service = GatewayService(self._queue, catalogue, texts, entry, self._hub, watch, updates, site.gateway_metrics)
+        self._service = GatewayService(self._queue, catalogue, {}, texts, entry, self._hub, watch, updates, site.gateway_metrics)
         process.spawn(self._read_frames())
         process.spawn(self._keep_time())
         for name, loop in watch.loops().items():

@@ -71,6 +71,7 @@ class GatewayService(GatewayServicer):
         self,
         queue: Queue,
         catalogue: Mapping[str, ModelEntry],
+        aliases: Mapping[str, str],
         texts: Mapping[str, ModelText],
         entry: Entry,
         hub: StreamHub,
@@ -83,6 +84,7 @@ class GatewayService(GatewayServicer):
         self._updates = updates
         self._queue = queue
         self._catalogue = catalogue
+        self._aliases = aliases
         self._texts = texts
         self._entry = entry
         self._hub = hub
@@ -154,8 +156,8 @@ class GatewayService(GatewayServicer):
 
     async def ListModels(self, request: ListModelsRequest, context: CallContext) -> ListModelsResponse:
         caller = self._caller(context)
-        models = models_message(self._catalogue, self._watch.instances)
-        return ListModelsResponse(models=[model for model in models if caller.may_use(model.name)])
+        models = models_message(self._catalogue, self._aliases, self._watch.instances)
+        return ListModelsResponse(models=[model for model in models if caller.may_use(self._aliases.get(model.name, model.name))])
 
     async def QueueStatus(self, request: QueueStatusRequest, context: CallContext) -> QueueStatusResponse:
         caller = self._caller(context)
@@ -200,6 +202,7 @@ class GatewayService(GatewayServicer):
         return self._callers.caller(context.invocation_metadata())
 
     def _admit(self, caller: Caller, request: Request) -> None:
+        request.model = self._aliases.get(request.model, request.model)
         caller.admit(request, self._entry.default_slo.seconds)
 
     async def _told(self, entered: Entered) -> Accepted:

@@ -30,16 +30,16 @@ GROUPS_MAX = 1_000
 _SLO_KINDS: dict[str, SloKindNumber.ValueType] = {kind.value: number for kind, number in SLO_KIND_NUMBERS.items()}
 
 
-def models_message(catalogue: Mapping[str, ModelEntry], instances: Mapping[str, int]) -> list[Model]:
-    """`instances`: how many live ones serve each model."""
+def models_message(catalogue: Mapping[str, ModelEntry], aliases: Mapping[str, str], instances: Mapping[str, int]) -> list[Model]:
+    """The served models, and each alias as a model. `instances`: how many live ones serve each model."""
     return [
         Model(
             name=name,
-            context_tokens_max=entry.spec.context_tokens_max,
-            token_count="exact" if entry.exact else "approximate",
-            instances=instances.get(name, 0),
+            context_tokens_max=catalogue[model].spec.context_tokens_max,
+            token_count="exact" if catalogue[model].exact else "approximate",
+            instances=instances.get(model, 0),
         )
-        for name, entry in catalogue.items()
+        for name, model in [*zip(catalogue, catalogue, strict=True), *aliases.items()]
     ]
 
 

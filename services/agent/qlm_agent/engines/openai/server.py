@@ -73,6 +73,13 @@ class OpenAiServer:
             raise self._protocol_error("/v1/models", "no list of models, but another list")
         return found
 
+    async def is_vllm(self) -> bool:
+        """Whether it answers vLLM's /version."""
+        try:
+            return isinstance((await self._json("GET", "/version")).get("version"), str)
+        except ServerRefused:
+            return False
+
     async def metrics(self) -> str:
         """Its Prometheus metrics."""
         return (await self._call("GET", "/metrics")).decode(errors="replace")

@@ -94,7 +94,7 @@ class HttpFront:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completion),
                 web.get("/v1/models", self._models),
-                web.get("/v1/models/{model}", self._model),
+                web.get("/v1/models/{model:.+}", self._model),
                 web.get("/v1/requests/{id}", self._request),
                 web.delete("/v1/requests/{id}", self._cancel),
                 web.get("/health", self._health),

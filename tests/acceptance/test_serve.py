@@ -1,0 +1,54 @@
+"""`qlm serve` in front of running servers, as processes: found, queued, answered over HTTP, added and removed meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from running_serve import PATIENCE_S, serve
+from running_text_server import RunningTextServer
+from text_server import KEY, MODEL, text_prompt
+
+
+def test_servers_that_run_are_served_with_one_command(tmp_path: Path) -> None:
+    first, second, third = RunningTextServer().start(), RunningTextServer().start(), RunningTextServer("--model", "third-model").start()
+    listed = tmp_path / "servers"
+    listed.write_text("# none yet\n")
+    try:
+        with serve(tmp_path / "state", f"{first.url}/v1", "--servers", str(listed), "--alias", f"usual={MODEL}", api_key=KEY) as served:
+            names = {model["id"] for model in served.call("/v1/models")["data"]}
+            assert names == {"text-model", "other-model", "usual"}
+            answer = served.chat("usual", text_prompt(1, 10, 7))
+            assert len(answer.split()) == 7
+            assert served.chat(MODEL, text_prompt(1, 10, 7)) == answer
+
+            listed.write_text(f"{second.url} # the other one\n")
+            state = served.until("a second agent", lambda state: len(state.of("agent")) == 2)
+            assert {process.name for process in state.of("agent")} == {f"127.0.0.1-{first.port}", f"127.0.0.1-{second.port}"}
+            first.kill()
+            assert served.chat(MODEL, text_prompt(1, 10, 7)) == answer, "by the other server"
+
+            listed.write_text(third.url)
+            gone = f"127.0.0.1-{second.port}"
+            served.until("the third in place of the second", lambda state: gone not in {process.name for process in state.of("agent")})
+            first.start()
+            assert served.chat(MODEL, text_prompt(1, 10, 9)).startswith(answer)
+            served.until("its model", lambda _: "third-model" in {model["id"] for model in served.call("/v1/models")["data"]})
+            assert len(served.chat("third-model", text_prompt(1, 10, 5)).split()) == 5
+            document = yaml.safe_load((tmp_path / "state" / "serve.yaml").read_text())
+            assert [model["name"] for model in document["models"]] == ["text-model", "other-model", "third-model"]
+            assert KEY not in (tmp_path / "state" / "serve.yaml").read_text()
+    finally:
+        for server in (first, second, third):
+            server.kill()
+
+
+def test_no_server_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    for url, reason in (("http://127.0.0.1:1", "127.0.0.1:1"), ("gpu-1:8000", "http://")):
+        command = [sys.executable, "-m", "qlm_cli", "serve", url, "--state-dir", str(tmp_path / "state")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert ended.returncode == 2
+        assert reason in ended.stderr, ended.stderr
