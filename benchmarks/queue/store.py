@@ -121,7 +121,7 @@ async def measure_pulls(bench: Bench) -> None:
 
 async def measure_bytes(bench: Bench) -> None:
     """used_memory of the server, without its bounded streams, before and after: requests queued, CHURN of them ended at random, and their
-    results deleted. Bodies and Results are subtracted at their plain size; the allocator's overhead on them counts as ours."""
+    results and the index of these deleted. Bodies and Results are subtracted at their plain size; the allocator's overhead on them counts as ours."""
     count = bench.sizes.bytes_queued
     choice = random.Random(bench.seed)
     async with store(bench.out / "bytes") as held:
@@ -139,6 +139,7 @@ async def measure_bytes(bench: Bench) -> None:
         result_bytes = await _result_bytes(held, choice.sample(ended, min(SAMPLED, len(ended))))
         for chunk in chunks(ended, BATCH_MAX):
             await held.client.unlink(*(keys.result(key) for key in chunk))
+        await held.client.unlink(keys("kept"))
         left = await _memory(held.client)
         overview = await held.queue.overview()
     living = [each for each in filled if each.index not in ending]
