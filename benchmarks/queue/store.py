@@ -121,7 +121,8 @@ async def measure_pulls(bench: Bench) -> None:
 
 async def measure_bytes(bench: Bench) -> None:
     """used_memory of the server, without its bounded streams, before and after: requests queued, CHURN of them ended at random, and their
-    results and the index of these deleted. Bodies and Results are subtracted at their plain size; the allocator's overhead on them counts as ours."""
+    results and the index of these deleted. Bodies and Results are subtracted at their plain size; the allocator's overhead on them counts
+    as ours."""
     count = bench.sizes.bytes_queued
     choice = random.Random(bench.seed)
     async with store(bench.out / "bytes") as held:

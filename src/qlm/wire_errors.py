@@ -74,6 +74,7 @@ _CLASSES: Final[dict[str, type[QlmError]]] = {
     "REQUEST_ID_CONFLICT": RequestIdConflict,
     "QUEUE_FULL": QueueFull,
     "WOULD_BE_LATE": QueueFull,
+    "RATE_LIMITED": QueueFull,
     "STREAMS_FULL": GatewayFull,
     "QUEUE_UNAVAILABLE": Unavailable,
     "DRAINING": Unavailable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 from pydantic import ValidationError
@@ -47,11 +48,13 @@ def keys() -> None:
 @click.option("--model", "-m", "models", multiple=True, metavar="NAME", help="A model that it may use; may be repeated. Default: all.")
 @click.option("--slo-min", "slo_s_min", type=float, default=0.0, metavar="SECONDS", help="The least SLO it may ask for. Default: any.")
 @click.option("--priority-min", type=int, metavar="N", help="The most urgent strict priority it may ask for. Default: it has none.")
+@click.option("--requests-per-min", type=float, metavar="N", help="Requests it may send in a minute, at each gateway. Default: any.")
+@click.option("--prompt-tokens-per-min", type=float, metavar="N", help="Prompt tokens, the same. Default: any.")
 @click.option("--to", "to", type=click.Path(dir_okay=False), metavar="FILE", help="Write the key to a new file that only you can read.")
-def add(path: str, tenant: str, role: str, models: tuple[str, ...], slo_s_min: float, priority_min: int | None, to: str | None) -> None:
+def add(path: str, tenant: str, role: str, models: tuple[str, ...], to: str | None, **bounds: Any) -> None:
     """Make a key and print it."""
     try:
-        row, key = new_key(Role(role), tenant, models=models, slo_s_min=slo_s_min, priority_min=priority_min)
+        row, key = new_key(Role(role), tenant, models=models, **bounds)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         raise click.UsageError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
@@ -72,11 +75,13 @@ def list_(path: str, as_json: bool) -> None:
         click.echo(json_text({"keys": [row.model_dump(mode="json", exclude={"salt", "hash"}) for row in rows]}))
         return
     table = Table()
-    for heading in ("id", "role", "tenant", "models", "least SLO", "priorities"):
+    for heading in ("id", "role", "tenant", "models", "least SLO", "priorities", "a minute"):
         table.add_column(heading)
     for row in rows:
         priorities = "none" if row.priority_min is None else f"from {row.priority_min}"
-        table.add_row(row.id, str(row.role), row.tenant, ", ".join(row.models) or "all", f"{row.slo_s_min:g} s", priorities)
+        rate = ", ".join(f"{per_min:g} {name.removesuffix('_per_min').replace('_', ' ')}" for name, per_min in row.rates.items())
+        cells = (row.id, str(row.role), row.tenant, ", ".join(row.models) or "all", f"{row.slo_s_min:g} s", priorities, rate or "any")
+        table.add_row(*cells)
     plain_console().print(table)
 
 

@@ -6,9 +6,9 @@
     ├── PermissionDenied          PERMISSION_DENIED  PERMISSION_DENIED
     ├── NotFound                  NOT_FOUND          UNKNOWN_MODEL | UNKNOWN_REQUEST | UNKNOWN_INSTANCE
     ├── RequestIdConflict         ALREADY_EXISTS     REQUEST_ID_CONFLICT
-    ├── QueueFull                 RESOURCE_EXHAUSTED QUEUE_FULL | WOULD_BE_LATE
+    ├── QueueFull                 RESOURCE_EXHAUSTED QUEUE_FULL | WOULD_BE_LATE | RATE_LIMITED
     ├── GatewayFull               RESOURCE_EXHAUSTED STREAMS_FULL
-    ├── Unavailable               UNAVAILABLE        QUEUE_UNAVAILABLE | DRAINING | NO_PREDICTION
+    ├── Unavailable               UNAVAILABLE        QUEUE_UNAVAILABLE | DRAINING
     ├── CallDeadlineExceeded      DEADLINE_EXCEEDED  CALL_DEADLINE
     ├── OffsetOutOfRange          OUT_OF_RANGE       OFFSET_OUT_OF_RANGE
     ├── PreconditionFailed        FAILED_PRECONDITION NOT_LEADER | MODEL_BUSY

@@ -22,7 +22,7 @@ import qlm
 from identity_files import add_key, make_certificates, revoke_key
 from qlm.api.v1 import gateway_pb2
 from qlm.credentials import Credentials
-from qlm.errors import ConfigError, NotFound, PermissionDenied, QlmError, Unauthenticated, Unavailable
+from qlm.errors import ConfigError, NotFound, PermissionDenied, QlmError, QueueFull, Unauthenticated, Unavailable
 from qlm.wire_errors import from_rpc_error
 from qlm_process.identity.keys import Role
 
@@ -339,3 +339,23 @@ async def test_tls_at_both_faces(rig: Rig, tmp_path: Path, mutual: bool) -> None
     async with session_of(url, ssl.create_default_context(cafile=foreign.ca), key) as session:
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await session.get("/v1/models")
+
+
+async def test_a_key_that_has_used_up_its_rate_is_refused_at_both_faces_with_a_hint(door: Door) -> None:
+    with structlog.testing.capture_logs() as logs:
+        limited = add_key(door.file, "limited", requests_per_min=2.0)
+        await until(lambda: any(each["event"] == "keys_read" for each in logs), "the new key is read")
+    async with door.sdk(limited) as client, door.http(limited) as http:
+        for number in range(2):
+            await client.submit(MODEL, "a prompt", slo_s=60.0, request_id=f"r{number}")
+        with pytest.raises(QueueFull) as refused:
+            await client.submit(MODEL, "a prompt", slo_s=60.0)
+        assert refused.value.reason == "RATE_LIMITED"
+        assert 20.0 < (refused.value.retry_after_s or 0.0) <= 30.0
+        async with http.post("/v1/chat/completions", json=CHAT) as answer:
+            assert answer.status == 429
+            assert 20 < int(answer.headers["Retry-After"]) <= 30
+            error = (await answer.json())["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limited")
+    async with door.sdk(door.other) as client:
+        await client.submit(MODEL, "a prompt", slo_s=60.0)

@@ -17,6 +17,7 @@ from qlm_process.settings import Section
 AUTHORIZATION = "authorization"
 SCHEME = "Bearer "
 PREFIX = "qlm"
+RATE_MAX = 1e12
 ID_BYTES, SALT_BYTES, SECRET_BYTES = 4, 16, 32
 
 
@@ -30,7 +31,7 @@ class Role(StrEnum):
 
 class Key(Section):
     """A row of the key file. `models`: those it may use; none: all. `slo_s_min`: the least SLO, in seconds. `priority_min`: the most
-    urgent strict priority; None: no strict priority."""
+    urgent strict priority; None: no strict priority. `requests_per_min`, `prompt_tokens_per_min`: rates at each gateway; None: no bound."""
 
     id: str = Field(pattern=rf"^[0-9a-f]{{{2 * ID_BYTES}}}$")
     salt: str = Field(pattern=rf"^[0-9a-f]{{{2 * SALT_BYTES}}}$")
@@ -40,6 +41,14 @@ class Key(Section):
     models: tuple[str, ...] = ()
     slo_s_min: float = Field(0.0, ge=0.0, le=SLO_S_MAX)
     priority_min: int | None = Field(None, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
+    requests_per_min: float | None = Field(None, ge=1.0, le=RATE_MAX)
+    prompt_tokens_per_min: float | None = Field(None, ge=1.0, le=RATE_MAX)
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Its bounds a minute, by name."""
+        rates = {"requests_per_min": self.requests_per_min, "prompt_tokens_per_min": self.prompt_tokens_per_min}
+        return {name: per_min for name, per_min in rates.items() if per_min is not None}
 
     def matches(self, secret: str) -> bool:
         """In constant time."""
@@ -47,7 +56,14 @@ class Key(Section):
 
 
 def new_key(
-    role: Role, tenant: str, *, models: tuple[str, ...] = (), slo_s_min: float = 0.0, priority_min: int | None = None
+    role: Role,
+    tenant: str,
+    *,
+    models: tuple[str, ...] = (),
+    slo_s_min: float = 0.0,
+    priority_min: int | None = None,
+    requests_per_min: float | None = None,
+    prompt_tokens_per_min: float | None = None,
 ) -> tuple[Key, str]:
     """A row and the key itself, "qlm_<id>_<secret>". Raises pydantic's ValidationError."""
     identifier, salt, secret = secrets.token_hex(ID_BYTES), secrets.token_hex(SALT_BYTES), secrets.token_hex(SECRET_BYTES)
@@ -60,6 +76,8 @@ def new_key(
         models=models,
         slo_s_min=slo_s_min,
         priority_min=priority_min,
+        requests_per_min=requests_per_min,
+        prompt_tokens_per_min=prompt_tokens_per_min,
     )
     return row, f"{PREFIX}_{identifier}_{secret}"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from qlm.api.v1.request_pb2 import Request, Slo, SloKind
 from qlm_core.errors import NotFound, PermissionDenied
 from qlm_core.request import RequestKey
 from qlm_gateway.admission.rules import request_key
+from qlm_gateway.front.rates import KeyRates
 from qlm_process.identity.key_ring import KeyRing
 from qlm_process.identity.keys import Key, Role, bearer_of
 
@@ -88,8 +90,9 @@ class Caller:
 class Callers:
     """`keys`: None where calls need none."""
 
-    def __init__(self, keys: KeyRing | None = None) -> None:
+    def __init__(self, keys: KeyRing | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
+        self._rates = KeyRates(monotonic)
         self._anyone = Caller()
 
     @property
@@ -104,6 +107,17 @@ class Callers:
         if key.role is Role.SERVICE:
             raise PermissionDenied("a service's key may not call a gateway")
         return Caller(key=key)
+
+    def admit(self, caller: Caller, request: Request, default_slo_s: float) -> None:
+        """As `Caller.admit`; raises QueueFull RATE_LIMITED, too."""
+        caller.admit(request, default_slo_s)
+        if caller.key is not None:
+            self._rates.take(caller.key)
+
+    def accepted(self, caller: Caller, prompt_tokens: int) -> None:
+        """A new request of the caller was accepted."""
+        if caller.key is not None:
+            self._rates.charge(caller.key, prompt_tokens)
 
     def held(self, caller: Caller) -> AbstractAsyncContextManager[None]:
         """A call that may last. Raises Unauthenticated, within it too, once the key is revoked."""

@@ -102,7 +102,7 @@ class GatewayService(GatewayServicer):
         stream = self._hub.expect()
         try:
             async with self._callers.held(caller):
-                entered = await self._entry.enter(request.request, metadata, self._hub.gateway)
+                entered = await self._enter(caller, request.request, metadata, self._hub.gateway)
                 if entered.receipt.duplicate:
                     self._hub.open(entered.key, ReaderKind.TOKENS, stream=stream)
                 else:
@@ -126,10 +126,11 @@ class GatewayService(GatewayServicer):
 
     async def Submit(self, request: SubmitRequest, context: CallContext) -> SubmitResponse:
         metadata = _metadata(context)
-        self._admit(self._callers.caller(metadata), request.request)
+        caller = self._callers.caller(metadata)
+        self._admit(caller, request.request)
         self._hub.check_open()
         # Nobody reads its tokens yet, so they are sent nowhere.
-        entered = await self._entry.enter(request.request, metadata, "")
+        entered = await self._enter(caller, request.request, metadata, "")
         return SubmitResponse(accepted=await self._told(entered))
 
     async def Result(self, request: ResultRequest, context: CallContext) -> ResultResponse:
@@ -203,7 +204,13 @@ class GatewayService(GatewayServicer):
 
     def _admit(self, caller: Caller, request: Request) -> None:
         request.model = self._aliases.get(request.model, request.model)
-        caller.admit(request, self._entry.default_slo.seconds)
+        self._callers.admit(caller, request, self._entry.default_slo.seconds)
+
+    async def _enter(self, caller: Caller, request: Request, metadata: tuple[tuple[str, str | bytes], ...], gateway: str) -> Entered:
+        entered = await self._entry.enter(request, metadata, gateway)
+        if not entered.receipt.duplicate:
+            self._callers.accepted(caller, entered.message.prompt_tokens)
+        return entered
 
     async def _told(self, entered: Entered) -> Accepted:
         """What a client is told at acceptance. A request that was accepted before has its place, and is predicted there while it waits."""
