@@ -188,9 +188,13 @@ async def test_a_resent_key_is_the_same_request_and_another_body_is_refused(rig:
         ({"service_tier": "flex"}, {}, "1024s", "flex"),
         ({"service_tier": "flex"}, {"x-qlm-slo-seconds": "2", "x-qlm-slo-kind": "first_token"}, "2s", "default"),
         ({}, {"x-qlm-priority": "-3"}, "p-3", "default"),
+        ({}, {"x-llm-d-slo-ttft-ms": "1500"}, "2s", "default"),
+        ({"max_tokens": 5, "priority": 1}, {"x-llm-d-slo-ttft-ms": "1500", "x-llm-d-slo-tpot-ms": "500"}, "4s", "default"),
+        ({"priority": 7, "service_tier": "flex"}, {}, "p7", "default"),
+        ({"priority": 7}, {"x-qlm-slo-seconds": "9"}, "16s", "default"),
     ],
 )
-async def test_objectives(rig: Rig, body: dict[str, str], headers: dict[str, str], slo_class: str, tier: str) -> None:
+async def test_objectives(rig: Rig, body: dict[str, object], headers: dict[str, str], slo_class: str, tier: str) -> None:
     async with opened(rig) as (client, _):
         answering = asyncio.create_task(
             client.chat.completions.create(**CHAT, extra_body=body, extra_headers={**headers, "Idempotency-Key": "o"})

@@ -105,7 +105,18 @@ VALUES = st.recursive(
 )
 FIELDS = st.sampled_from(sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "best_of", "logit_bias", "whatever"}))
 HEADERS = st.dictionaries(
-    st.sampled_from(["Idempotency-Key", "Last-Event-ID", "x-qlm-mode", "x-qlm-slo-seconds", "x-qlm-slo-kind", "x-qlm-priority"]),
+    st.sampled_from(
+        [
+            "Idempotency-Key",
+            "Last-Event-ID",
+            "x-qlm-mode",
+            "x-qlm-slo-seconds",
+            "x-qlm-slo-kind",
+            "x-qlm-priority",
+            "x-llm-d-slo-ttft-ms",
+            "x-llm-d-slo-tpot-ms",
+        ]
+    ),
     st.text(max_size=40) | st.sampled_from(["enqueue", "1", "nan", "-inf", "1e999", "first_token", "9" * 5000, "new/1/1"]),
     max_size=3,
 )

@@ -83,6 +83,7 @@ class Body(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    priority: int | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     user: Any = None
 

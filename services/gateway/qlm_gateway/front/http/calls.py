@@ -62,8 +62,9 @@ def read_call(body: Body, headers: Mapping[str, str], settings: HttpSettings, ne
     stream = bool(body.stream)
     if body.stream_options is not None and not stream:
         raise invalid_field("stream_options", "absent without stream")
-    slo, tier = objective_of(headers, body.service_tier, settings)
     requests = tuple(_requests(body, settings.choices_max))
+    output_tokens = requests[0].sampling.max_tokens
+    slo, tier = objective_of(headers, body.service_tier, settings, priority=body.priority, output_tokens=output_tokens)
     resume = _event_id(headers[LAST_EVENT_ID], key, len(requests)) if stream and LAST_EVENT_ID in headers else None
     request_id = key or (new_id if resume is None else resume.request_id)
     for index, request in enumerate(requests):

@@ -1,4 +1,5 @@
-"""Objectives of a call: the headers `x-qlm-slo-seconds`, `x-qlm-slo-kind` and `x-qlm-priority`, else the service tier."""
+"""Objectives of a call: the headers `x-qlm-slo-seconds`, `x-qlm-slo-kind` and `x-qlm-priority`, else those of llm-d, else vLLM's field
+`priority`, else the service tier."""
 
 from __future__ import annotations
 
@@ -12,21 +13,30 @@ from qlm_gateway.front.http.settings import HttpSettings
 SECONDS = "x-qlm-slo-seconds"
 KIND = "x-qlm-slo-kind"
 PRIORITY = "x-qlm-priority"
+LLM_D_TTFT_MS = "x-llm-d-slo-ttft-ms"
+LLM_D_TPOT_MS = "x-llm-d-slo-tpot-ms"
+"""A bound of each output token after the first: with the other and with `max_tokens` it bounds the whole answer."""
 _KINDS = {"completion": SloKind.SLO_KIND_COMPLETION, "first_token": SloKind.SLO_KIND_FIRST_TOKEN}
 
 
-def objective_of(headers: Mapping[str, str], tier: str | None, settings: HttpSettings) -> tuple[Slo | None, str]:
-    """The SLO, None for the gateway's default, and the tier that the answer names. Headers win over the tier, which is "default" then.
-    Raises InvalidRequest."""
-    seconds, kind, priority = headers.get(SECONDS), headers.get(KIND), headers.get(PRIORITY)
-    if seconds is not None and priority is not None:
+def objective_of(
+    headers: Mapping[str, str], tier: str | None, settings: HttpSettings, *, priority: int | None = None, output_tokens: int | None = None
+) -> tuple[Slo | None, str]:
+    """The SLO, None for the gateway's default, and the tier that the answer names: "default" where something else than a tier sets the
+    objective. `priority`: the body's; `output_tokens`: at most. Raises InvalidRequest."""
+    seconds, kind, strict = headers.get(SECONDS), headers.get(KIND), headers.get(PRIORITY)
+    if seconds is not None and strict is not None:
         raise invalid_field(PRIORITY, f"absent with {SECONDS}")
     if kind is not None and (kind not in _KINDS or seconds is None):
         raise invalid_field(KIND, f"{' or '.join(_KINDS)}, and with {SECONDS}")
     if seconds is not None:
-        return Slo(kind=_KINDS[kind or "completion"], seconds=_number(seconds)), "default"
+        return Slo(kind=_KINDS[kind or "completion"], seconds=_number(SECONDS, seconds)), "default"
+    if strict is not None:
+        return Slo(kind=SloKind.SLO_KIND_PRIORITY, priority=_priority(PRIORITY, strict)), "default"
+    if LLM_D_TTFT_MS in headers:
+        return _llm_d(headers, output_tokens), "default"
     if priority is not None:
-        return Slo(kind=SloKind.SLO_KIND_PRIORITY, priority=_priority(priority)), "default"
+        return Slo(kind=SloKind.SLO_KIND_PRIORITY, priority=_priority("priority", str(priority))), "default"
     if tier == "priority":
         return Slo(kind=SloKind.SLO_KIND_COMPLETION, seconds=settings.priority_slo_s), tier
     if tier == "flex":
@@ -34,18 +44,26 @@ def objective_of(headers: Mapping[str, str], tier: str | None, settings: HttpSet
     return None, "default"
 
 
-def _number(text: str) -> float:
+def _llm_d(headers: Mapping[str, str], output_tokens: int | None) -> Slo:
+    first_s = _number(LLM_D_TTFT_MS, headers[LLM_D_TTFT_MS]) / 1e3
+    if LLM_D_TPOT_MS not in headers or not output_tokens:
+        return Slo(kind=SloKind.SLO_KIND_FIRST_TOKEN, seconds=first_s)
+    token_s = _number(LLM_D_TPOT_MS, headers[LLM_D_TPOT_MS]) / 1e3
+    return Slo(kind=SloKind.SLO_KIND_COMPLETION, seconds=first_s + (output_tokens - 1) * token_s)
+
+
+def _number(header: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise invalid_field(SECONDS, "a number") from None
+        raise invalid_field(header, "a number") from None
 
 
-def _priority(text: str) -> int:
+def _priority(field: str, text: str) -> int:
     try:
         priority = int(text)
     except ValueError:
         priority = PRIORITY_MAX + 1
     if abs(priority) > PRIORITY_MAX:
-        raise invalid_field(PRIORITY, f"a whole number from -{PRIORITY_MAX} to {PRIORITY_MAX}")
+        raise invalid_field(field, f"a whole number from -{PRIORITY_MAX} to {PRIORITY_MAX}")
     return priority
