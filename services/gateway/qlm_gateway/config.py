@@ -12,6 +12,7 @@ from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SECONDS_MIN, SLO_S_MAX
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.rules import AdmissionLimits
+from qlm_gateway.batches.settings import BatchSettings
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.streams.readers import StreamLimits
 from qlm_gateway.text.model_text import ModelText, open_text
@@ -44,6 +45,7 @@ class GatewaySettings(Section):
     stream_patience_s: Seconds = Field(60.0, description="How long open streams outlive a queue server that is away.")
     drain_grace_s: Seconds = Field(20.0, description="How long open streams may go on when the gateway stops.")
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
+    batches: BatchSettings = Field(default_factory=BatchSettings, description="Files and batches of the OpenAI API.")
     http: HttpSettings = Field(default_factory=HttpSettings, description="The OpenAI API over HTTP (docs/reference/http.md).")
 
     def admission_limits(self) -> AdmissionLimits:

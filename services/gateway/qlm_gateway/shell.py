@@ -15,8 +15,11 @@ from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
 from qlm_core.overload import Overload
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.admission.entry import Entry
+from qlm_gateway.batches.driver import BatchDriver
+from qlm_gateway.batches.folder import BatchFolder
 from qlm_gateway.config import GatewayConfig, aliases_of, catalogue_of, open_texts
 from qlm_gateway.front.callers import Callers
+from qlm_gateway.front.http.batch_routes import BatchRoutes
 from qlm_gateway.front.http.server import HttpFront
 from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
@@ -28,8 +31,10 @@ from qlm_process.grpc_server import GrpcServer
 from qlm_process.identity.key_ring import open_key_ring
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.connection import reach_queue
+from qlm_process.queue.leases import RoleElection
 from qlm_queue.port import Queue
 
+BATCHES_ROLE = "batches"
 SERVICE_NAME = "qlm.api.v1.Gateway"
 HEALTH_EVERY_S = 0.25
 STOP_GRACE_S = 1.0
@@ -88,6 +93,8 @@ class Gateway:
             config.security,
             guarded=False,
         )
+        folder = BatchFolder(settings.batches) if settings.batches.folder else None
+        now_s = self._clock.now_s
         self._http = HttpFront(
             settings.http,
             service,
@@ -96,9 +103,17 @@ class Gateway:
             new_id,
             callers,
             config.security,
+            BatchRoutes(folder, settings.batches, callers, now_s, settings.http.body_timeout_s) if folder is not None else None,
             is_serving=lambda: not self._watch.away and not self._hub.draining,
             is_draining=lambda: self._hub.draining,
         )
+
+        lease = config.queue
+        self._election = RoleElection(queue, BATCHES_ROLE, settings.name, ttl_s=lease.lease_ttl_s, renew_s=lease.lease_renew_s)
+        self._batches: BatchDriver | None = None
+        if folder is not None:
+            models = {**{name: name for name in catalogue}, **aliases}
+            self._batches = BatchDriver(folder, settings.batches, settings.http, service, models, self._http.result_document, now_s)
 
     @property
     def http_url(self) -> str:
@@ -138,6 +153,24 @@ class Gateway:
             tasks.create_task(self._http.run())
             if self._keys is not None:
                 tasks.create_task(self._keys.run())
+            if self._batches is not None:
+                tasks.create_task(self._drive_batches(self._batches))
+
+    async def _drive_batches(self, driver: BatchDriver) -> None:
+        """Drives batches while this gateway has the role; another takes over where it loses it."""
+        while True:
+            keeper = await self._election.win()
+            driving = asyncio.create_task(driver.run())
+            losing = asyncio.create_task(keeper.lost.wait())
+            try:
+                await asyncio.wait([driving, losing], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                driving.cancel()
+                losing.cancel()
+                await asyncio.wait([driving, losing])
+                await keeper.stop(release=True)
+            if not driving.cancelled():
+                driving.result()
 
     async def _drain(self) -> None:
         """Nothing new is taken; open streams go on up to the grace, then end with DRAINING."""

@@ -93,6 +93,7 @@ def serve(
     api_key = api_key_file.read_text(encoding="utf-8").strip() if api_key_file else os.environ.get(KEY_VARIABLE, "")
     os.environ[KEY_VARIABLE] = api_key  # agents inherit it
     options = ServeOptions(
+        files=str(state_dir.resolve() / "files"),
         http=http, grpc=grpc, gpu=gpu, n_gpu=n_gpu, batch_max=batch_max, has_api_key=bool(api_key), tokenizers=tokenizers, aliases=aliases
     )  # fmt: skip
     with locked(state_dir):

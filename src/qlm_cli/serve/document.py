@@ -32,10 +32,11 @@ Document = Mapping[str, list[dict[str, Any]]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """`gpu`, `n_gpu`: of every server; 0: the least that holds its largest model. `batch_max`: requests that a server runs at once.
-    `tokenizers`: model -> path of its tokenizer.json. `aliases`: another name -> model."""
+    `files`: the folder of files and batches. `tokenizers`: model -> path of its tokenizer.json. `aliases`: another name -> model."""
 
     http: str = "127.0.0.1:8080"
     grpc: str = "127.0.0.1:50051"
+    files: str = ""
     gpu: str = "A100-80GB"
     n_gpu: int = 0
     batch_max: int = 256
@@ -54,7 +55,7 @@ def document(servers: Sequence[FoundServer], options: ServeOptions) -> Document:
         raise ConfigError(f"no server serves {', '.join(unknown)}; found: {', '.join(models)}")
     return {
         "models": [_model_section(model, options) for model in models.values()],
-        "gateways": [{"name": "gateway-0", "listen": options.grpc, "http": {"listen": options.http}}],
+        "gateways": [{"name": "gateway-0", "listen": options.grpc, "http": {"listen": options.http}, "batches": {"folder": options.files}}],
         "agents": [_agent(name, server, models, options) for name, server in zip(_names(servers), servers, strict=True)],
     }
 

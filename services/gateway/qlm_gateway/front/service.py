@@ -145,11 +145,32 @@ class GatewayService(GatewayServicer):
             if not isinstance(found, TerminalRecord):
                 return ResultResponse(state=STATES[found.state])
             result = ResultMessage.FromString(found.result)
+        await self._give_text(result)
+        return ResultResponse(state=result.state, result=result)
+
+    # The same for the gateway's own requests, those of batches. All raise QlmError.
+
+    async def submit(self, request: Request) -> None:
+        """Accepts a request whose tokens nobody follows."""
+        self._hub.check_open()
+        request.model = self._aliases.get(request.model, request.model)
+        await self._entry.enter(request, (), "")
+
+    async def end_of(self, key: RequestKey, wait_s: float) -> ResultMessage | None:
+        """The result, with its text; None where it has not ended within `wait_s`."""
+        result = await self._wait_for_end(key, wait_s)
+        if result is not None:
+            await self._give_text(result)
+        return result
+
+    async def cancel(self, key: RequestKey) -> None:
+        await self._queue.cancel(key, CANCELLED_RESULT)
+
+    async def _give_text(self, result: ResultMessage) -> None:
         if result.output_pieces:
             result.output_text = "".join(result.output_pieces)
         else:
             result.output_text = await decode_in_pieces(self._text(result.model), result.output_token_ids)
-        return ResultResponse(state=result.state, result=result)
 
     async def Cancel(self, request: CancelRequest, context: CallContext) -> CancelResponse:
         key = self._caller(context).request_key(request.tenant, request.request_id, of_any=True)

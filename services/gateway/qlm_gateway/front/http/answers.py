@@ -81,6 +81,22 @@ def completion(
     }
 
 
+def result_document(result: Result, text_of: TextOf, *, chat: bool) -> dict[str, Any]:
+    """The result of one request as a completion."""
+    logprobs = None
+    if result.HasField("logprobs"):
+        logprobs = logprobs_of(result.logprobs, result.output_token_ids, text_of, chat=chat)
+    return completion(
+        request_id=result.request_id,
+        created=int(result.timing.accepted_s),
+        model=result.model,
+        tier="default",
+        choices=[choice(0, result.output_text, finish_reason(result), logprobs, chat=chat)],
+        usage=usage(result.usage.prompt_tokens, result.usage.output_tokens),
+        chat=chat,
+    )
+
+
 class ChunkForm:
     """Chunks of one call's stream, as JSON. What all of them share is rendered once."""
 

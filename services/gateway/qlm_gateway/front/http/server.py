@@ -16,16 +16,13 @@ from qlm_core.errors import ConfigError, NotFound, QlmError
 from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.answers import (
     TextOf,
-    choice,
-    completion,
-    finish_reason,
-    logprobs_of,
     model_document,
     models_document,
+    result_document,
     state_name,
     status_document,
-    usage,
 )
+from qlm_gateway.front.http.batch_routes import BatchRoutes
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import read_call
 from qlm_gateway.front.http.completions import Completions, UnaryContext, metadata_of
@@ -49,8 +46,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class HttpFront:
     """Serves `settings.listen`. `is_serving`: the queue is there, and this process is not stopping. `is_draining`: it is stopping.
-    `new_id`: of a call without an idempotency key. Raises ConfigError for an address that may not be listened on. One start and one
-    stop."""
+    `new_id`: of a call without an idempotency key. `batches`: None: there are no files and batches. Raises ConfigError for an address that
+    may not be listened on. One start and one stop."""
 
     def __init__(
         self,
@@ -61,6 +58,7 @@ class HttpFront:
         new_id: Callable[[], str],
         callers: Callers,
         security: SecuritySettings,
+        batches: BatchRoutes | None = None,
         *,
         is_serving: Callable[[], bool],
         is_draining: Callable[[], bool],
@@ -76,6 +74,7 @@ class HttpFront:
         self._new_id = new_id
         self._is_serving = is_serving
         self._completions = Completions(service, self._text_of, lambda: settings.cancel_on_disconnect and not is_draining())
+        self._batches = batches
         self._calls = 0
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -99,6 +98,7 @@ class HttpFront:
                 web.delete("/v1/requests/{id}", self._cancel),
                 web.get("/health", self._health),
                 web.get("/readiness", self._readiness),
+                *(() if self._batches is None else self._batches.routes()),
             ]
         )
         runner = web.AppRunner(
@@ -193,6 +193,10 @@ class HttpFront:
         except QlmError as error:
             return error_response(error, chat=cls is ChatBody, request_id=request_id)
 
+    def result_document(self, result: Result, chat: bool) -> Mapping[str, Any]:
+        """A result as the API has it, for answers of batches."""
+        return result_document(result, self._text_of(result.model), chat=chat)
+
     def _text_of(self, model: str) -> TextOf:
         text = self._texts.get(model) or ApproximateText()
         return lambda token: text.decode([token])
@@ -214,26 +218,12 @@ class HttpFront:
         status = (await self._service.QueueStatus(QueueStatusRequest(request_id=request_id), _context(http))).request
         result = None
         if status.state == RequestState.REQUEST_STATE_COMPLETED:
-            result = self._result((await self._service.Result(ResultRequest(request_id=request_id), _context(http))).result)
+            found = (await self._service.Result(ResultRequest(request_id=request_id), _context(http))).result
+            result = result_document(found, self._text_of(found.model), chat=True)
         headers = {"x-request-id": request_id}
         if status.HasField("prediction"):
             headers[ESTIMATED_WAIT] = f"{status.prediction.wait_p50_s:.3f}"
         return json_response(status_document(request_id, status, result), headers=headers)
-
-    def _result(self, result: Result) -> dict[str, Any]:
-        """As a chat completion."""
-        logprobs = None
-        if result.HasField("logprobs"):
-            logprobs = logprobs_of(result.logprobs, result.output_token_ids, self._text_of(result.model), chat=True)
-        return completion(
-            request_id=result.request_id,
-            created=int(result.timing.accepted_s),
-            model=result.model,
-            tier="default",
-            choices=[choice(0, result.output_text, finish_reason(result), logprobs, chat=True)],
-            usage=usage(result.usage.prompt_tokens, result.usage.output_tokens),
-            chat=True,
-        )
 
     async def _cancel(self, http: web.Request) -> web.StreamResponse:
         request_id = http.match_info["id"]

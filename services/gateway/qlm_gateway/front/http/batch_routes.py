@@ -1,0 +1,264 @@
+"""Routes of files and batches."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from aiohttp import BodyPartReader, web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qlm_core.errors import InvalidRequest, PermissionDenied, PreconditionFailed, Unavailable, invalid_field
+from qlm_core.name_rules import checked_tenant
+from qlm_gateway.batches.folder import BatchFolder, new_id
+from qlm_gateway.batches.lines import ENDPOINTS
+from qlm_gateway.batches.records import (
+    METADATA_KEY_MAX,
+    METADATA_MAX,
+    METADATA_VALUE_MAX,
+    TERMINAL,
+    WINDOWS_S,
+    BatchRecord,
+    FileRecord,
+)
+from qlm_gateway.batches.settings import BatchSettings
+from qlm_gateway.front.callers import Caller, Callers
+from qlm_gateway.front.http.completions import metadata_of
+from qlm_gateway.front.http.errors import HttpError
+from qlm_gateway.front.http.responses import json_response
+
+PIECE_BYTES = 1 << 20
+FIELD_BYTES_MAX = 1 << 10
+LIST_MAX, LIST_DEFAULT = 10_000, 20
+EXPIRES_MIN_S, EXPIRES_MAX_S = 3_600, 30 * 86_400
+T = TypeVar("T", FileRecord, BatchRecord)
+Result = TypeVar("Result")
+
+
+class _ExpiresAfter(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=EXPIRES_MIN_S, le=EXPIRES_MAX_S)
+
+
+class _NewBatch(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: _ExpiresAfter | None = None
+
+
+class BatchRoutes:
+    """Errors of the folder's disk are UNAVAILABLE. `piece_timeout_s`: longest pause within an upload. `now_s`: the queue's clock."""
+
+    def __init__(
+        self, folder: BatchFolder, settings: BatchSettings, callers: Callers, now_s: Callable[[], float], piece_timeout_s: float
+    ) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._callers = callers
+        self._now_s = now_s
+        self._piece_timeout_s = piece_timeout_s
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        return (
+            web.post("/v1/files", self._add_file),
+            web.get("/v1/files", self._files),
+            web.get("/v1/files/{id}", self._file),
+            web.get("/v1/files/{id}/content", self._content),
+            web.delete("/v1/files/{id}", self._delete_file),
+            web.post("/v1/batches", self._add_batch),
+            web.get("/v1/batches", self._batches),
+            web.get("/v1/batches/{id}", self._batch),
+            web.post("/v1/batches/{id}/cancel", self._cancel),
+        )
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    async def _add_file(self, http: web.Request) -> web.StreamResponse:
+        if not http.content_type.startswith("multipart/"):
+            raise HttpError(415, "unsupported_media_type", "a file is sent as multipart/form-data")
+        tenant = self._tenant(http)
+        written = await self._do(self._folder.begin_file, tenant)
+        try:
+            record = await self._received(http, tenant, written)
+            await self._do(self._folder.add_file, written, record)
+        finally:
+            await self._do(functools.partial(written.unlink, missing_ok=True))
+        return json_response(record.document())
+
+    async def _received(self, http: web.Request, tenant: str, written: Path) -> FileRecord:
+        """Writes the part `file`. Raises InvalidRequest and HttpError."""
+        fields: dict[str, str] = {}
+        filename, size = "", -1
+        try:
+            reader = await http.multipart()
+            while (part := await self._piece(reader.next())) is not None:
+                if not isinstance(part, BodyPartReader):
+                    raise invalid_field("body", "parts that are not multipart themselves")
+                if part.name == "file":
+                    filename, size = part.filename or "upload", await self._written(part, written)
+                elif part.name is not None and len(fields) < 16:
+                    fields[part.name] = (await self._piece(part.read_chunk(FIELD_BYTES_MAX))).decode(errors="replace")
+        except ValueError as error:
+            raise InvalidRequest("the body is not multipart/form-data", details={"field": "file", "rule": "multipart"}) from error
+        if size < 0:
+            raise invalid_field("file", "present")
+        if fields.get("purpose") != "batch":
+            raise invalid_field("purpose", "batch")
+        expires_s = None
+        if "expires_after[seconds]" in fields:
+            if fields.get("expires_after[anchor]") != "created_at":
+                raise invalid_field("expires_after[anchor]", "created_at")
+            text = fields["expires_after[seconds]"]
+            if not text.isdecimal() or not EXPIRES_MIN_S <= int(text) <= EXPIRES_MAX_S:
+                raise invalid_field("expires_after[seconds]", f"a whole number from {EXPIRES_MIN_S} to {EXPIRES_MAX_S}")
+            expires_s = self._now_s() + int(text)
+        return FileRecord(
+            id=new_id("file"),
+            tenant=tenant,
+            filename=filename[:256],
+            purpose="batch",
+            size=size,
+            created_s=self._now_s(),
+            expires_s=expires_s,
+        )
+
+    async def _written(self, part: BodyPartReader, path: Path) -> int:
+        size = 0
+        file = await self._do(path.open, "wb")
+        try:
+            while piece := await self._piece(part.read_chunk(PIECE_BYTES)):
+                size += len(piece)
+                if size > self._settings.file_bytes_max:
+                    raise HttpError(413, "request_entity_too_large", f"a file has at most {self._settings.file_bytes_max} bytes")
+                await self._do(file.write, piece)
+        finally:
+            await self._do(file.close)
+        return size
+
+    async def _piece(self, reading: Any) -> Any:
+        try:
+            async with asyncio.timeout(self._piece_timeout_s):
+                return await reading
+        except TimeoutError:
+            raise HttpError(408, "body_timeout", "the body did not arrive in time") from None
+
+    async def _files(self, http: web.Request) -> web.StreamResponse:
+        purpose = http.query.get("purpose")
+        files = await self._do(self._folder.files, self._tenant(http))
+        return _page(http, [each for each in files if purpose in (None, each.purpose)])
+
+    async def _file(self, http: web.Request) -> web.StreamResponse:
+        return json_response((await self._file_of(http)).document())
+
+    async def _content(self, http: web.Request) -> web.StreamResponse:
+        return web.FileResponse(self._folder.data(await self._file_of(http)), headers={"Content-Type": "application/octet-stream"})
+
+    async def _delete_file(self, http: web.Request) -> web.StreamResponse:
+        record = await self._file_of(http)
+        await self._do(self._folder.delete_file, record)
+        return json_response({"id": record.id, "object": "file", "deleted": True})
+
+    async def _file_of(self, http: web.Request) -> FileRecord:
+        return await self._do(self._folder.file, self._tenant(http), http.match_info["id"])
+
+    # Batches ----------------------------------------------------------------------------------------------------------
+
+    async def _add_batch(self, http: web.Request) -> web.StreamResponse:
+        caller = self._caller(http)
+        new = _new_batch(await self._piece(http.read()))
+        tenant = checked_tenant(caller.tenant(""))
+        file = await self._do(self._folder.file, tenant, new.input_file_id)
+        if caller.key is not None and caller.key.slo_s_min > WINDOWS_S[new.completion_window]:
+            rule = f"at least {caller.key.slo_s_min:g} s with this API key"
+            raise PermissionDenied(f"completion_window: must be {rule}", details={"field": "completion_window", "rule": rule})
+        record = BatchRecord(
+            id=new_id("batch"),
+            tenant=tenant,
+            input_file_id=file.id,
+            endpoint=new.endpoint,
+            window=new.completion_window,
+            created_s=self._now_s(),
+            models=() if caller.key is None else caller.key.models,
+            metadata=new.metadata,
+            keep_output_s=None if new.output_expires_after is None else new.output_expires_after.seconds,
+        )
+        await self._do(self._folder.add_batch, record)
+        return json_response(record.document())
+
+    async def _batches(self, http: web.Request) -> web.StreamResponse:
+        return _page(http, await self._do(self._folder.batches, self._tenant(http)))
+
+    async def _batch(self, http: web.Request) -> web.StreamResponse:
+        return json_response((await self._batch_of(http)).document())
+
+    async def _cancel(self, http: web.Request) -> web.StreamResponse:
+        record = await self._batch_of(http)
+        if record.state in TERMINAL:
+            raise PreconditionFailed(
+                f"the batch is {record.state}", reason="INVALID_FIELD", details={"field": "id", "rule": "an open batch"}
+            )
+        await self._do(self._folder.cancel, record)
+        return json_response({**record.document(), "status": "cancelling", "cancelling_at": int(self._now_s())})
+
+    async def _batch_of(self, http: web.Request) -> BatchRecord:
+        return await self._do(self._folder.batch, self._tenant(http), http.match_info["id"])
+
+    # Both -------------------------------------------------------------------------------------------------------------
+
+    def _caller(self, http: web.Request) -> Caller:
+        return self._callers.caller(metadata_of(http))
+
+    def _tenant(self, http: web.Request) -> str:
+        return checked_tenant(self._caller(http).tenant(""))
+
+    async def _do(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        except OSError as error:
+            raise Unavailable(f"the folder of files cannot be used: {error.strerror}", details={"retry_after_s": "5"}) from error
+
+
+def _new_batch(body: bytes) -> _NewBatch:
+    try:
+        new = _NewBatch.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(str(step) for step in first["loc"])
+        raise InvalidRequest(f"{field or 'the body'}: {first['msg']}", details={"field": field, "rule": first["msg"]}) from None
+    if new.endpoint not in ENDPOINTS:
+        raise invalid_field("endpoint", " or ".join(ENDPOINTS))
+    if new.completion_window not in WINDOWS_S:
+        raise invalid_field("completion_window", ", ".join(WINDOWS_S))
+    pairs = new.metadata or {}
+    if len(pairs) > METADATA_MAX or any(len(name) > METADATA_KEY_MAX or len(value) > METADATA_VALUE_MAX for name, value in pairs.items()):
+        raise invalid_field("metadata", f"at most {METADATA_MAX} pairs of {METADATA_KEY_MAX} and {METADATA_VALUE_MAX} characters")
+    return new
+
+
+def _page(http: web.Request, records: Sequence[T]) -> web.Response:
+    """The records behind `after`, `limit` of them."""
+    text = http.query.get("limit", str(LIST_DEFAULT))
+    if not text.isdecimal() or not 1 <= int(text) <= LIST_MAX:
+        raise invalid_field("limit", f"a whole number from 1 to {LIST_MAX}")
+    ids = [each.id for each in records]
+    after = http.query.get("after")
+    begin = ids.index(after) + 1 if after in ids else 0
+    page = records[begin : begin + int(text)]
+    return json_response(
+        {
+            "object": "list",
+            "data": [each.document() for each in page],
+            "first_id": page[0].id if page else None,
+            "last_id": page[-1].id if page else None,
+            "has_more": begin + len(page) < len(records),
+        }
+    )

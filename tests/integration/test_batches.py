@@ -1,0 +1,237 @@
+"""Files and batches over HTTP: the official client, real gateways, a real server, one shared folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch
+
+from identity_files import add_key
+from qlm_gateway.batches import records
+
+from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig
+from .http_rig import HTTP, chat_text, client_of
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def line_of(custom_id: str, **changes: Any) -> str:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 6, **changes.pop("body", {})}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body, **changes})
+
+
+def lines_of(count: int) -> bytes:
+    return "\n".join(line_of(f"c{number}") for number in range(count)).encode()
+
+
+async def gateway_of(rig: Rig, folder: Path, **settings: Any) -> GatewayRun:
+    batches = {"folder": str(folder), **settings.pop("batches", {})}
+    return await rig.gateway(http=HTTP, batches=batches, **settings)
+
+
+@asynccontextmanager
+async def opened(rig: Rig, folder: Path, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    gateway = await gateway_of(rig, folder, **settings)
+    async with client_of(gateway.gateway.http_url) as client:
+        yield client
+
+
+async def batch_of(client: openai.AsyncOpenAI, content: bytes, **fields: Any) -> Batch:
+    file = await client.files.create(file=("input.jsonl", content), purpose="batch")
+    values: dict[str, Any] = {"endpoint": "/v1/chat/completions", "completion_window": "1h", **fields}
+    return await client.batches.create(input_file_id=file.id, **values)
+
+
+async def ended(client: openai.AsyncOpenAI, batch_id: str) -> Batch:
+    async with asyncio.timeout(PATIENCE_S):
+        while (batch := await client.batches.retrieve(batch_id)).status not in ENDED:
+            await asyncio.sleep(0.05)
+    return batch
+
+
+async def answers_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    return [json.loads(line) for line in (await client.files.content(file_id)).content.splitlines()]
+
+
+async def test_each_line_has_its_answer(rig: Rig, tmp_path: Path) -> None:
+    rig.serve()
+    async with opened(rig, tmp_path / "files") as client:
+        content = b"\xef\xbb\xbf" + line_of("first").encode() + b"\r\n\r\n" + line_of("second", body={"max_tokens": 3}).encode()
+        created = await batch_of(
+            client, content, metadata={"run": "nightly"}, extra_body={"output_expires_after": {"anchor": "created_at", "seconds": 7200}}
+        )
+        assert (created.status, created.metadata) == ("validating", {"run": "nightly"})
+        batch = await ended(client, created.id)
+        assert batch.status == "completed"
+        assert batch.request_counts is not None
+        assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (2, 2, 0)
+        answers = {each["custom_id"]: each for each in await answers_of(client, batch.output_file_id)}
+        assert answers.keys() == {"first", "second"}
+        for name, tokens in (("first", 6), ("second", 3)):
+            response = answers[name]["response"]
+            assert response["status_code"] == 200
+            assert response["body"]["choices"][0]["message"]["content"] == chat_text(tokens)
+            assert response["body"]["usage"]["completion_tokens"] == tokens
+        assert batch.error_file_id is None
+        assert [each.id async for each in client.batches.list()] == [batch.id]
+        files = [each async for each in client.files.list()]
+        assert {each.purpose for each in files} == {"batch", "batch_output"}
+        output = next(each for each in files if each.id == batch.output_file_id)
+        assert output.expires_at == pytest.approx(output.created_at + 7_200, abs=1)
+        assert (await client.files.delete(output.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.content(output.id)
+
+
+WRONG = (
+    ("{", "invalid_json_line", None),
+    ("[]", "invalid_json_line", None),
+    (json.dumps({"method": "POST"}), "missing_required_parameter", "custom_id"),
+    (line_of("a", method="GET"), "invalid_method", "method"),
+    (line_of("b", url="/v1/completions"), "invalid_url", "url"),
+    (line_of("c", body={"n": 2}), "invalid_request", "body.n"),
+    (line_of("d", body={"stream": True}), "invalid_request", "body.stream"),
+    (line_of("e", body={"max_tokens": 0}), "invalid_request", "body.max_tokens"),
+    (line_of("f", body={"model": "another"}), "model_not_found", "body.model"),
+    (line_of("twice"), "duplicate_custom_id", "custom_id"),
+)
+
+
+async def test_a_file_with_wrong_lines_fails_with_each_of_them(rig: Rig, tmp_path: Path) -> None:
+    rig.serve()
+    async with opened(rig, tmp_path / "files") as client:
+        content = "\n".join([line_of("twice"), *(line for line, _, _ in WRONG)]).encode() + b'\n"\xff"'
+        batch = await ended(client, (await batch_of(client, content)).id)
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        found = [(each.line, each.code, each.param) for each in batch.errors.data or ()]
+        assert found == [
+            *((number, code, param) for number, (_, code, param) in enumerate(WRONG, start=2)),
+            (len(WRONG) + 2, "invalid_json_line", None),
+        ]
+        assert await rig.queue.overview() is not None
+        empty = await ended(client, (await batch_of(client, b"\n\n")).id)
+        assert empty.errors is not None
+        assert [each.code for each in empty.errors.data or ()] == ["empty_file"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "2d"}, "completion_window"),
+        ({"metadata": {"k" * 65: ""}}, "metadata"),
+    ],
+)
+async def test_a_batch_of_wrong_fields_is_refused(rig: Rig, tmp_path: Path, fields: dict[str, Any], param: str) -> None:
+    async with opened(rig, tmp_path / "files") as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await batch_of(client, lines_of(1), **fields)
+        assert refused.value.param == param
+
+
+async def test_files_and_lines_have_bounds(rig: Rig, tmp_path: Path) -> None:
+    bounds = {"file_bytes_max": 2_000, "tenant_bytes_max": 3_000, "lines_max": 5}
+    async with opened(rig, tmp_path / "files", batches=bounds) as client:
+        with pytest.raises(openai.APIStatusError) as large:
+            await client.files.create(file=("a", b"x" * 2_001), purpose="batch")
+        assert large.value.status_code == 413
+        batch = await ended(client, (await batch_of(client, lines_of(6))).id)
+        assert batch.errors is not None
+        assert [each.code for each in batch.errors.data or ()] == ["too_many_tasks"]
+        await client.files.create(file=("a", b"x" * 1_900), purpose="batch")
+        with pytest.raises(openai.RateLimitError):
+            await client.files.create(file=("b", b"x" * 1_900), purpose="batch")
+        with pytest.raises(openai.BadRequestError) as purpose:
+            await client.files.create(file=("b", b"x"), purpose="fine-tune")
+        assert purpose.value.param == "purpose"
+    assert not list(tmp_path.rglob("*.part"))
+
+
+async def test_another_gateway_goes_on_and_no_line_is_answered_twice(rig: Rig, tmp_path: Path) -> None:
+    first, second = await gateway_of(rig, tmp_path / "files"), await gateway_of(rig, tmp_path / "files")
+    async with client_of(first.gateway.http_url) as client:
+        created = await batch_of(client, lines_of(200))
+        rig.serve(pause_s=0.05)
+        async with asyncio.timeout(PATIENCE_S):
+            while not (batch := await client.batches.retrieve(created.id)).request_counts or batch.request_counts.completed < 10:
+                await asyncio.sleep(0.02)
+    await first.kill()
+    async with client_of(second.gateway.http_url) as client:
+        batch = await ended(client, created.id)
+        assert batch.status == "completed"
+        answers = await answers_of(client, batch.output_file_id)
+        assert sorted(each["custom_id"] for each in answers) == sorted(f"c{number}" for number in range(200))
+    assert (await rig.queue.overview()).accepted_count == 200
+
+
+async def test_a_cancelled_batch_keeps_what_was_answered(rig: Rig, tmp_path: Path) -> None:
+    async with opened(rig, tmp_path / "files", batches={"in_flight_max": 8}) as client:
+        created = await batch_of(client, lines_of(50))
+        serving = asyncio.create_task(rig.agent.run(0.05))
+        async with asyncio.timeout(PATIENCE_S):
+            while not (batch := await client.batches.retrieve(created.id)).request_counts or batch.request_counts.completed < 4:
+                await asyncio.sleep(0.02)
+        serving.cancel()
+        assert (await client.batches.cancel(created.id)).status == "cancelling"
+        batch = await ended(client, created.id)
+        assert batch.status == "cancelled"
+        assert batch.request_counts is not None
+        assert len(await answers_of(client, batch.output_file_id)) == batch.request_counts.completed < 50
+        with pytest.raises(openai.ConflictError):
+            await client.batches.cancel(created.id)
+        assert (await rig.queue.overview()).live == 0, "those that waited are cancelled"
+
+
+async def test_lines_that_are_not_answered_in_time_expire(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(records.WINDOWS_S, "15m", 2.0)
+    async with opened(rig, tmp_path / "files", batches={"in_flight_max": 2}) as client:
+        batch = await ended(client, (await batch_of(client, lines_of(5), completion_window="15m")).id)
+        assert batch.status == "expired"
+        errors = await answers_of(client, batch.error_file_id)
+        assert {each["error"]["code"] for each in errors} <= {"batch_expired", "expired"}
+        assert sorted(each["custom_id"] for each in errors) == [f"c{number}" for number in range(5)]
+
+
+async def test_tenants_do_not_see_each_other(rig: Rig, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    acme, other, poor = add_key(keys, "acme"), add_key(keys, "other"), add_key(keys, "poor", models=("another",), slo_s_min=7_200.0)
+    gateway = await gateway_of(rig, tmp_path / "files", security={"key_file": str(keys)})
+
+    def client(key: str) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{gateway.gateway.http_url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
+
+    rig.serve()
+    async with client(acme) as own, client(other) as stranger, client(poor) as limited:
+        batch = await ended(own, (await batch_of(own, lines_of(1))).id)
+        assert batch.status == "completed"
+        for call in (
+            stranger.files.retrieve(batch.input_file_id),
+            stranger.batches.retrieve(batch.id),
+            stranger.files.content(batch.output_file_id or ""),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await call
+        assert await _ids(stranger.batches.list()) == []
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            await batch_of(limited, lines_of(1))
+        assert refused.value.param == "completion_window"
+        failed = await ended(limited, (await batch_of(limited, lines_of(1), completion_window="24h")).id)
+        assert failed.errors is not None
+        assert [each.code for each in failed.errors.data or ()] == ["model_not_found"]
+    for path in ("../x", "file-" + "0" * 24, "batch-" + "0" * 24 + "/../"):
+        async with client(acme) as own:
+            with pytest.raises(openai.NotFoundError):
+                await own.files.retrieve(path)
+
+
+async def _ids(pages: Any) -> Sequence[str]:
+    return [each.id async for each in pages]
