@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import openai
 import yaml
 
 from running_serve import PATIENCE_S, serve
@@ -44,6 +49,36 @@ def test_servers_that_run_are_served_with_one_command(tmp_path: Path) -> None:
     finally:
         for server in (first, second, third):
             server.kill()
+
+
+def test_a_batch_outlives_its_gateway(tmp_path: Path) -> None:
+    server = RunningTextServer().start()
+    try:
+        with serve(tmp_path / "state", server.url, "--batch-max", "4", api_key=KEY) as served:
+            url = served.ready().of("gateway")[0].http
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=PATIENCE_S, max_retries=20)
+            lines = [
+                {"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions",
+                 "body": {"model": MODEL, "prompt": text_prompt(number, 5, 40), "max_tokens": 60}}
+                for number in range(120)
+            ]  # fmt: skip
+            file = client.files.create(file=("lines.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+            batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+            kills = 0
+            deadline_s = time.monotonic() + PATIENCE_S
+            while (batch := client.batches.retrieve(batch.id)).status != "completed":
+                assert time.monotonic() < deadline_s, batch
+                assert batch.request_counts is not None
+                if batch.request_counts.completed > 30 * kills and kills < 2:
+                    os.kill(served.ready().of("gateway")[0].pid, signal.SIGKILL)
+                    kills += 1
+                time.sleep(0.2)
+            assert kills == 2
+            answers = [json.loads(line) for line in client.files.content(batch.output_file_id or "").content.splitlines()]
+            assert sorted(each["custom_id"] for each in answers) == sorted(f"c{number}" for number in range(120))
+            assert all(len(each["response"]["body"]["choices"][0]["text"].split()) == 40 for each in answers)
+    finally:
+        server.kill()
 
 
 def test_no_server_is_an_error_with_its_reason(tmp_path: Path) -> None:
