@@ -48,9 +48,6 @@ SHARE_MIN = 1e-9
 TAIL_SHAPE = 3.0
 """Beyond all lengths that were seen the tail is taken to be Pareto's of this shape: half as long again is left, give or take."""
 
-LONG_SAMPLES = 5.0
-"""What is thought of any output that goes on weighs as much as so many that were seen to go on as far."""
-
 
 def bin_of(tokens: float) -> int:
     """The bin of an output of so many tokens; those below one count as one."""
@@ -104,11 +101,6 @@ class LengthCurve:
         share = float(self.shares[index])
         part = 1.0 if share <= 0.0 else (probability - (1.0 - float(self._above[index]))) / share
         return float(_LOW[index]) + max(1.0, min(1.0, part) * float(_WIDTH[index]))
-
-    @property
-    def above(self) -> FloatArray:
-        """Share of the outputs in each bin or above it, and none above the last."""
-        return self._above
 
     @property
     def median_tokens(self) -> float:
@@ -173,28 +165,6 @@ class LengthCurve:
     def mixed(self, other: LengthCurve, weight: float) -> LengthCurve:
         """The mixture with `weight` of this curve and the rest of the other."""
         return LengthCurve(weight * self.shares + (1.0 - weight) * other.shares)
-
-
-def survivals(
-    curves: Sequence[LengthCurve], samples: FloatArray, of: npt.NDArray[np.int64], produced: FloatArray, further: FloatArray
-) -> FloatArray:
-    """P(O > a + b given O > a) [requests, further] for the curve with number `of`, which rests on so many `samples`: a in `produced`, b in
-    `further`. The fewer of the samples are beyond a, the less they tell of it: then the output is as likely as not to become twice as long,
-    and a mean output longer."""
-    shares = np.array([curve.shares for curve in curves])
-    above = np.array([curve.above for curve in curves])
-    low = np.floor(np.maximum(produced, 0.0))[:, None] + np.concatenate(([0.0], np.floor(further)))
-    index = np.searchsorted(_HIGH, low, side="right")
-    at = np.minimum(index, BINS - 1)
-    number = of[:, None]
-    inside = shares[number, at] * np.maximum(_HIGH[at] - low, 0.0) / _WIDTH[at]
-    found = np.where(index < BINS, inside, 0.0) + above[number, np.minimum(index + 1, BINS)]
-    first, later = found[:, :1], found[:, 1:]
-    mean = np.array([curve.output_tokens.mean for curve in curves])[of][:, None]
-    unknown = (low[:, :1] + mean) / (low[:, 1:] + mean)
-    weight = np.where(first > SHARE_MIN, first * samples[of][:, None], 0.0)
-    survived: FloatArray = (weight * later / np.maximum(first, SHARE_MIN) + LONG_SAMPLES * unknown) / (weight + LONG_SAMPLES)
-    return survived
 
 
 def longest_of_counts(table: FloatArray, of: npt.NDArray[np.int64], count: FloatArray) -> tuple[FloatArray, FloatArray]:

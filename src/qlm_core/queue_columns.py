@@ -12,7 +12,6 @@ import numpy as np
 from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_service import ServiceColumns, ServiceFigures
 from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, VARIANCE, Integers, Leads, QueueColumns
-from qlm_core.running_course import COURSE_ROWS
 
 (ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, LAST_DEADLINE, BAND, FIRST_TOKEN) = range(9)
 """Rows of what is known of a group."""
@@ -25,9 +24,7 @@ ROWS = SERVICE + 11
 
 (LEAD_HELD, LEAD_MODEL, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, LEAD_LOADING) = range(SUMS, SUMS + 5)
 """The rows of what runs behind those of `Leads.left`."""
-COURSE = SUMS + 5
-"""The first of the rows of the course of what runs (`qlm_core.running_course`)."""
-LEAD_ROWS = COURSE + COURSE_ROWS
+LEAD_ROWS = SUMS + 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +56,6 @@ class QueueGroups:
             held_s=lead[LEAD_HELD],
             drain_s=lead[LEAD_DRAIN],
             drain_variance=lead[LEAD_DRAIN_VARIANCE],
-            course=lead[COURSE:] if lead[LEAD_ROWS - 1].any() else None,
             loading_s=lead[LEAD_LOADING],
         )
 

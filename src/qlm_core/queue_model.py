@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_core.normal_arrays import Floats, floored
-from qlm_core.running_course import KNOTS, seat_waits_by
 
 Integers = NDArray[np.int64]
 
@@ -58,8 +57,7 @@ class QueueColumns:
 class Leads:
     """What the engine of each queue does now. `model` [queues]: the active one. `left` [SUMS, queues]: what is left of all that runs.
     `held_s`: decode work of its batch, which is all of that unless more was pulled than decode at a time.
-    `drain_s`, `drain_variance`: until all of it has ended or given way, where another model comes next. `course` [COURSE_ROWS, queues]: how
-    what runs makes way to more of its model, all zero where that is not known (`qlm_core.running_course`); None: nowhere.
+    `drain_s`, `drain_variance`: until all of it has ended or given way, where another model comes next.
     `loading_s`: until the active model is loaded, before which nothing starts; None: it is everywhere."""
 
     model: Floats
@@ -67,7 +65,6 @@ class Leads:
     held_s: Floats
     drain_s: Floats
     drain_variance: Floats
-    course: Floats | None = None
     loading_s: Floats | None = None
 
 
@@ -78,7 +75,7 @@ class RunWaits:
     first request, with what runs; `behind`: requests behind the last one. `others` [groups]: requests of a group beside one. As pairs of
     the first and the last request of each group, [2, groups]: `in_flight_s`: decode work ahead that it need not wait for; `wait_s`,
     `wait_variance`. `seats_ahead`, `seat_each` [groups]: the first request finds so many batches full, and each of the group takes so
-    much of one. `coursed` [groups]: `in_flight_s` follows the course of what runs, and changes evenly over the group, not over a batch."""
+    much of one."""
 
     run_first: Integers
     run_last: Integers
@@ -93,7 +90,6 @@ class RunWaits:
     wait_variance: Floats
     seats_ahead: Floats
     seat_each: Floats
-    coursed: NDArray[np.bool_]
 
 
 def run_waits(columns: QueueColumns, leads: Leads) -> RunWaits:
@@ -128,15 +124,7 @@ def run_waits(columns: QueueColumns, leads: Leads) -> RunWaits:
     held = held_s.take(run) * (lead[SEATS].take(run) >= FULL_SHARE)
     stays = persistence(work, held)
     in_flight = stays * held + (1.0 - stays) * in_flight
-    seats_ahead, seat_each, coursed = ahead[SEATS], each[SEATS], np.zeros(count.size, dtype=np.bool_)
-    if leads.course is not None:
-        queue, coursed = _coursed(leads.course, goes_on, queue_run, run)
-        behind_s = work[:, coursed] - lead[DECODE].take(run[coursed])
-        in_flight[:, coursed] = work[:, coursed] - seat_waits_by(leads.course, queue, behind_s)
-        each_s = each[DECODE, coursed]
-        seats_ahead, seat_each = seats_ahead.copy(), seat_each.copy()
-        # A batch is full for those who start later than at once.
-        seats_ahead[coursed], seat_each[coursed] = 1.0 + behind_s[0] - leads.course[0, queue] - each_s, each_s
+    seats_ahead, seat_each = ahead[SEATS], each[SEATS]
     work -= in_flight
     variance = ahead[VARIANCE] + places * each[VARIANCE]
     seat, spread = seat_waits(work, variance, seats_ahead + (places + 1.0) * seat_each)
@@ -155,18 +143,7 @@ def run_waits(columns: QueueColumns, leads: Leads) -> RunWaits:
         wait_variance=spread,
         seats_ahead=seats_ahead,
         seat_each=seat_each,
-        coursed=coursed,
     )
-
-
-def _coursed(course: Floats, goes_on: NDArray[np.bool_], queue_run: Integers, run: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-    """Whether each group is of a run that goes on in a known course; and of which queue those are."""
-    queues = np.flatnonzero(goes_on & (course[KNOTS - 1] > 0.0))
-    of_run = np.full(int(run[-1]) + 1, -1)
-    of_run[queue_run[queues]] = queues
-    of_group = of_run.take(run)
-    coursed = of_group >= 0
-    return of_group[coursed], coursed
 
 
 def persistence(work_s: Floats, held_s: Floats) -> Floats:

@@ -14,7 +14,6 @@ import numpy as np
 
 from qlm_core.batch_mix import BatchMix, batch_mix, mixed
 from qlm_core.clearing import GivingWay, giving_way
-from qlm_core.course_reader import CourseReader
 from qlm_core.distribution import Normal
 from qlm_core.errors import Unavailable
 from qlm_core.length_curve import LONGEST_OF, SHARE_MIN, longest_among, longest_of_counts
@@ -25,7 +24,6 @@ from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import HardwareProfile, Longest, ProfileSnapshot
 from qlm_core.queue_columns import (
     COUNT,
-    COURSE,
     DEADLINE,
     ENGINE,
     FIRST_TOKEN,
@@ -74,7 +72,6 @@ class QueueReader:
         self._columns: EngineColumns | None = None
         self._classes: dict[tuple[str, str, str, float], tuple[float, float, float, float]] = {}
         self._longest: list[Longest] = []  # by the last of the figures of a class
-        self._courses = CourseReader(profiles)
         self._models: dict[str, float] = {"": -1.0}
         self._mix: BatchMix | None = None  # of each engine as it was read last
 
@@ -247,7 +244,6 @@ class QueueReader:
             self._fill_lead(lead, running, _part(alone, slice(len(groups), None)))
         rows = self._group_rows(waiting, _part(alone, slice(len(groups))))
         first = np.concatenate(([0], np.cumsum(np.array(sizes, dtype=np.int64))))
-        lead[COURSE:] = self._courses.read(views, self.engine, self._engine_columns, first, rows)
         return QueueGroups(
             rows=rows,
             lead=lead,

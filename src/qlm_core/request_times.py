@@ -93,7 +93,7 @@ class RequestTable:
         table[DECODE_AHEAD], table[DECODE_EACH] = ahead[DECODE], each[DECODE]
         table[VARIANCE_AHEAD], table[VARIANCE_EACH] = ahead[VARIANCE], each[VARIANCE]
         table[IN_FLIGHT], table[IN_FLIGHT_MORE] = waits.in_flight_s[0], waits.in_flight_s[1] - waits.in_flight_s[0]
-        table[WINDOW] = 1.0 / np.maximum(np.where(waits.coursed, more, np.minimum(served.batch, more)), 1.0)
+        table[WINDOW] = 1.0 / np.maximum(np.minimum(served.batch, more), 1.0)
         table[SEATS_AHEAD], table[SEAT_EACH] = waits.seats_ahead, waits.seat_each
         table[SEAT_LEAST] = np.maximum(waits.wait_s[0] - ahead[PREFILL], 0.0)
         table[CHUNK], table[CHUNK_EACH] = times.chunk_s[0], (times.chunk_s[1] - times.chunk_s[0]) * per_request
