@@ -94,10 +94,10 @@ def _values(address: str, expression: str) -> list[Any]:
     try:
         with urllib.request.urlopen(f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}", timeout=10) as answer:
             document = json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise AssertionError(error.read()) from error
-    except OSError:  # not up yet
-        return []
+    except OSError as error:
+        if getattr(error, "code", 503) == 503:
+            return []  # not up yet
+        raise
     found = document["data"]["result"]
     assert isinstance(found, list)
     return found
