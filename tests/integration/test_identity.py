@@ -355,6 +355,9 @@ async def test_a_key_that_has_used_up_its_rate_is_refused_at_both_faces_with_a_h
         async with http.post("/v1/chat/completions", json=CHAT) as answer:
             assert answer.status == 429
             assert 20 < int(answer.headers["Retry-After"]) <= 30
+            left = {name: answer.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining", "reset")}
+            assert (left["limit"], left["remaining"]) == ("2", "0")
+            assert 30.0 < float(left["reset"].removesuffix("s")) <= 60.0
             error = (await answer.json())["error"]
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limited")
     async with door.sdk(door.other) as client:

@@ -119,6 +119,10 @@ class Callers:
         if caller.key is not None:
             self._rates.charge(caller.key, prompt_tokens)
 
+    def rates_left(self, caller: Caller) -> dict[str, tuple[float, float, float]]:
+        """See `KeyRates.left`; none without a key."""
+        return {} if caller.key is None else self._rates.left(caller.key)
+
     def held(self, caller: Caller) -> AbstractAsyncContextManager[None]:
         """A call that may last. Raises Unauthenticated, within it too, once the key is revoked."""
         return nullcontext() if self._keys is None or caller.key is None else self._keys.held(caller.key)

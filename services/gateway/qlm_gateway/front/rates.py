@@ -53,6 +53,13 @@ class KeyRates:
         if "prompt_tokens_per_min" in key.rates:
             self._refilled(key)["prompt_tokens_per_min"].level -= prompt_tokens
 
+    def left(self, key: Key) -> dict[str, tuple[float, float, float]]:
+        """By name of a rate: its bound, what is left of it now, and the seconds until it is whole again."""
+        return {
+            name: (key.rates[name], max(0.0, bucket.level), (key.rates[name] - bucket.level) / key.rates[name] * MINUTE_S)
+            for name, bucket in self._refilled(key).items()
+        }
+
     def _refilled(self, key: Key) -> dict[str, _Bucket]:
         if not key.rates:
             return {}

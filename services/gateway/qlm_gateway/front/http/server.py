@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -150,6 +151,8 @@ class HttpFront:
             response = error_response(logged_error(error))
         finally:
             self._calls -= 1
+        if self._callers.need_keys and not response.prepared:
+            response.headers.update(self._rate_headers(request))
         route = request.match_info.route.resource
         self._metrics.http_answers.labels(route.canonical if route is not None else "none", str(response.status)).inc()
         return response
@@ -164,6 +167,19 @@ class HttpFront:
             # A page of another site that has its name resolve to this machine.
             raise HttpError(403, "wrong_host", "without keys only this machine is served: the header Host names another")
         return await handler(http)
+
+    def _rate_headers(self, http: web.Request) -> dict[str, str]:
+        """What is left of the rates of the call's key."""
+        try:
+            left = self._callers.rates_left(self._callers.caller(metadata_of(http)))
+        except QlmError:
+            return {}
+        names = {"requests_per_min": "requests", "prompt_tokens_per_min": "tokens"}
+        return {
+            f"x-ratelimit-{what}-{names[name]}": text
+            for name, (limit, now, whole_s) in left.items()
+            for what, text in (("limit", f"{limit:g}"), ("remaining", f"{math.floor(now)}"), ("reset", f"{whole_s:.3f}s"))
+        }
 
     async def _body(self, http: web.Request, cls: type[Body]) -> Body:
         if http.content_type != "application/json":  # another site's page may send other types without asking
