@@ -21,8 +21,7 @@ import structlog
 
 from qlm_agent.engines.vllm.process.child import Child, ChildEnded
 from qlm_agent.engines.vllm.process.frames import Frame, FrameReader
-from qlm_agent.engines.vllm.process.sources import digest
-from qlm_agent.engines.vllm.process.versions import check_version
+from qlm_agent.engines.vllm.process.versions import check_version, sources_digest
 from qlm_core.errors import ConfigError
 from qlm_process.temporary_folder import TemporaryFolder
 
@@ -119,7 +118,7 @@ class Template:
             await self.stop()
             raise ConfigError(f"agent.engine: vllm needs vLLM: {said.head['message']}")
         try:
-            if said.head.get("sources") != digest():
+            if said.head.get("sources") != sources_digest():
                 raise ConfigError(f"agent.vllm.python: {self._python} has another qlm-serving than the agent: install the same in both")
             check_version(said.head["vllm"])
         except ConfigError:
