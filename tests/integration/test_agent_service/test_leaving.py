@@ -96,25 +96,6 @@ async def test_an_agent_that_lost_its_lease_gives_back_and_starts_anew(rig: Rig)
     assert agent.metrics.registry.get_sample_value("qlm_agent_lease_losses_total") == 1
 
 
-async def test_a_zombie_changes_nothing(rig: Rig) -> None:
-    zombie = await rig.agent("a")
-    other = await rig.agent("b")
-    names = await busy(rig, zombie)
-    await zombie.process.shell._engine.pause()  # as a stopped process: it holds its runs and says nothing
-    await rig.expire_lease("a/1")
-    assert await rig.reclaim("a/1") == 8
-    overview = await rig.queue.overview()
-    groups = next(record.group_ids for record in overview.virtual_queues if record.instance == "a")
-    assert groups
-    # The zombie wakes up and goes on with runs that are not its own any more.
-    await zombie.process.shell._engine.resume()
-    results = await rig.results_of(names)
-    await rig.assert_whole(names)
-    assert all(result.attempts == 2 for result in results)
-    assert zombie.metrics.registry.get_sample_value("qlm_agent_dropped_requests_total") == 8
-    assert other.owned == 0
-
-
 async def test_work_goes_on_while_the_server_is_away(rig: Rig, server: EmbeddedServer) -> None:
     agent = await rig.agent()
     names = await busy(rig, agent, answer=1200)
