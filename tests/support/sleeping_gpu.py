@@ -192,7 +192,7 @@ class ThreadTemplate:
     """In the place of `qlm_agent.engines.vllm.process.template.Template`: its engine processes are threads."""
 
     last_lines: tuple[str, ...] = ()
-    errors_said = 0
+    errors_logged = 0
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu

@@ -11,8 +11,8 @@ from qlm_agent.engines.policy import FirstComeFirstServed
 from qlm_agent.engines.port import EngineBusy, EngineOutput, EngineRequest, Tier, TokenPrompt
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
-from qlm_agent.engines.simulated.operations import OperationEnded
 from qlm_agent.engines.simulated.timing import InstanceNoise
+from qlm_agent.engines.simulated.transfers import OperationEnded
 from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
