@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from qlm_agent.engines.port import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Sampling, Tier, TokenPrompt
-from qlm_agent.engines.vllm.engine import EngineLost, VllmEngine
+from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.plans import VllmModel, environment
 from qlm_agent.engines.vllm.process.template import Template
 from qlm_agent.engines.vllm.settings import VllmSettings
@@ -133,19 +133,6 @@ async def test_an_idle_process_that_dies_is_started_again_unnoticed(make: Make) 
     assert (await rig.ends("again"))[0].finish is FinishReason.LENGTH
 
 
-async def test_a_warm_model_whose_process_dies_is_cold_and_can_be_served(make: Make) -> None:
-    rig = await started(make(), "b")
-    assert rig.engine.tier("b") is Tier.WARM
-    pid = rig.pid("b")
-    os.kill(pid, signal.SIGKILL)
-    async with asyncio.timeout(DEADLINE_S):
-        while rig.engine.tier("b") is not Tier.COLD:
-            await asyncio.sleep(0.01)
-    await rig.engine.load_model("b", Tier.ACTIVE)
-    await rig.add("r", tokens=20, model="b")
-    assert (await rig.ends("r"))[0].finish is FinishReason.LENGTH
-
-
 async def test_a_warm_process_that_hangs_is_replaced_when_it_is_wanted(make: Make) -> None:
     rig = await started(make(), "b")
     pid = rig.pid("b")
@@ -199,19 +186,6 @@ async def test_weights_that_cannot_be_reloaded_in_place_are_loaded_by_a_fresh_pr
     assert rig.engine.tier("b") is Tier.COLD
     await rig.add("r", tokens=20)
     assert (await rig.ends("r"))[0].finish is FinishReason.LENGTH
-
-
-async def test_an_engine_that_cannot_be_started_again_says_so(make: Make, tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    shutil.copytree(tiny_models[0], folder)
-    rig = await started(make({"a": str(folder)}, restarts_max=2))
-    await rig.add("r")
-    await rig.begun("r")
-    shutil.rmtree(folder)
-    os.kill(rig.pid("a"), signal.SIGKILL)
-    await rig.ends("r")
-    with pytest.raises(EngineLost, match=r"2 times in a row could not be started.*the last time: model a: .* has no config\.json"):
-        await rig.until(lambda: False)
 
 
 async def test_a_missing_vllm_is_named_at_the_start(tmp_path: Path) -> None:
