@@ -24,7 +24,6 @@ class CountingRunner:
     leaves_late: bool = False
     stopped: set[str] = field(default_factory=set)
     paused: bool = False
-    steps: int = 0
     hangs: threading.Event | None = None
     hung: bool = False
     wakes: threading.Event | None = None
@@ -63,7 +62,6 @@ class CountingRunner:
         if self.hangs is not None:
             self.hung = True
             self.hangs.wait()
-        self.steps += 1
         made = []
         for run_id, (token, left) in list(self.left.items()):
             if run_id in self.stopped:

@@ -122,7 +122,6 @@ class SleepingRunner:
 
     kv_limit_tokens = 1024
     eos_ids: frozenset[int] = frozenset()
-    steps = 0
     busy = False
 
     def __init__(self, gpu: Gpu, plan: LoadPlan) -> None:

@@ -42,17 +42,10 @@ class ChildLoop:
             if self._runner is not None:
                 self._runner.check()
             if self._working and self._runs is not None:
-                self._step(self._runs)
+                self._report(self._runs.step())  # even an empty step: it shows the agent that the process lives
             self._end_moves()
         if self._runner is not None:
             self._runner.close()
-
-    def _step(self, runs: Runs) -> None:
-        """Reports even an empty step of vLLM: it shows the agent that the process lives."""
-        steps = runs.runner.steps
-        made = runs.step()
-        if made or runs.runner.steps != steps:
-            self._report(made)
 
     @property
     def _working(self) -> bool:

@@ -35,6 +35,10 @@ FINISHES = {"stop": FinishReason.STOP.value, "length": FinishReason.LENGTH.value
 """vLLM's reasons; others are failures."""
 
 
+STEPS_UNDER_WAY_MAX = 8
+"""vLLM has two under way, and reports ended requests to its workers in one more."""
+
+
 def engine_arguments(plan: LoadPlan) -> dict[str, Any]:
     """Keyword arguments of vllm.EngineArgs."""
     scheduler = "QlmAsyncScheduler" if plan.engine.get("async_scheduling") else "QlmScheduler"
@@ -103,7 +107,6 @@ class LlmEngineRunner:
         self._params: dict[str, Any] = {}  # vLLM's id -> its sampling parameters, if it has log probabilities
         self._started: dict[str, float] = {}  # vLLM's id -> when it began
         self._waiting_max = 0
-        self.steps = 0
         self._pauses = {True: PauseState.PAUSED_ALL, False: PauseState.UNPAUSED}
         self._kv_bytes_per_token = plan.kv_bytes_per_token
         self._weights = plan.weights
@@ -143,7 +146,6 @@ class LlmEngineRunner:
         began_s = time.monotonic()
         outputs = self._engine.step()
         now_s = time.monotonic()
-        self.steps += 1
         self._record_starts(began_s)
         made: list[RunOutput] = []
         for output in outputs:
@@ -218,8 +220,11 @@ class LlmEngineRunner:
 
     def _end_steps(self) -> None:
         """Waits for steps under way of a model without runs to serve; aborted ones may be in them."""
-        while self._core.batch_queue:
+        for _ in range(STEPS_UNDER_WAY_MAX):
+            if not self._core.batch_queue:
+                return
             self._engine.step()
+        raise RuntimeError("vLLM goes on with steps of a model that has no runs")
 
     def _record_starts(self, began_s: float) -> None:
         """Records the runs that began in the last step, and counts those that wait."""

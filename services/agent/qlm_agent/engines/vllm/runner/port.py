@@ -99,7 +99,6 @@ class Runner(Protocol):
 
     kv_limit_tokens: int  # of one run, prompt and output
     eos_ids: frozenset[int]
-    steps: int  # of vLLM so far
 
     @property
     def busy(self) -> bool:
