@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from qlm_agent.engines.port import EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Sampling, Tier, TokenPrompt
+from engine_reader import EngineReader
+from qlm_agent.engines.port import FailureKind, FinishReason, ModelLoadFailed, Tier
 from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.plans import VllmModel
 from qlm_agent.engines.vllm.settings import VllmSettings
 from running_cluster import gone, wait_until
 from vllm_nursery import QuickTemplate
 
-DEADLINE_S = 300.0
-GREEDY = Sampling(temperature=0.0, ignore_eos=True)
 WORKERS = 2
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def members(group: int) -> list[int]:
@@ -41,37 +42,10 @@ def worker_of(group: int) -> int:
     return max(pid for pid in members(group) if b"Worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-class Reading:
-    """Adds runs of one prompt to an engine, and reads their output."""
-
-    def __init__(self, engine: VllmEngine) -> None:
-        self.engine = engine
-        self.tokens: dict[str, bytes] = {}
-        self.ended: dict[str, FinishReason | FailureKind] = {}
-
-    @property
-    def group(self) -> int:
-        """The engine's process, which leads those of vLLM."""
-        child = self.engine._placement.child("a")
-        assert child is not None
-        return child.pid
-
-    async def add(self, run_id: str, tokens: int, produced: bytes = b"") -> None:
-        prompt = TokenPrompt(ids=[3, 4, 5])
-        await self.engine.add(
-            EngineRequest(
-                run_id=run_id, model="a", prompt=prompt, prompt_tokens=3, output_tokens_max=tokens, sampling=GREEDY, produced=produced
-            )
-        )
-
-    async def until(self, run_id: str, count: int | None = None) -> None:
-        """Until the run has so many tokens, or has ended."""
-        while run_id not in self.ended and (count is None or len(self.tokens.get(run_id, b"")) < 4 * count):
-            for output in await self.engine.outputs():
-                self.tokens[output.run_id] = self.tokens.get(output.run_id, b"") + output.token_ids
-                end = output.finish if output.failure is None else output.failure.kind
-                if end is not None:
-                    self.ended[output.run_id] = end
+def group_of(engine: VllmEngine) -> int:
+    """The engine's process, which leads those of vLLM; 0 while there is none."""
+    child = engine._placement.child("a")
+    return 0 if child is None else child.pid
 
 
 def engine_of(weights: Path) -> VllmEngine:
@@ -81,51 +55,45 @@ def engine_of(weights: Path) -> VllmEngine:
 
 
 @pytest.fixture
-async def reading(tiny_models: tuple[Path, Path]) -> AsyncIterator[Reading]:
+async def engine(tiny_models: tuple[Path, Path]) -> AsyncIterator[VllmEngine]:
     engine = engine_of(tiny_models[0])
     try:
-        async with asyncio.timeout(DEADLINE_S):
-            await engine.start()
-            await engine.load_model("a", Tier.ACTIVE)
-            yield Reading(engine)
+        await engine.start()
+        await engine.load_model("a", Tier.ACTIVE)
+        yield engine
     finally:
         await engine.stop()
 
 
 @pytest.mark.parametrize("busy", [True, False])
-@pytest.mark.timeout(DEADLINE_S + 60)
-async def test_an_engine_whose_worker_dies_is_started_again(reading: Reading, busy: bool) -> None:
-    first = reading.group
+async def test_an_engine_whose_worker_dies_is_started_again(engine: VllmEngine, busy: bool) -> None:
+    reader, first = EngineReader(engine), group_of(engine)
     if busy:
-        await reading.add("lost", 2000)
-        await reading.until("lost", 1)
+        await reader.add("lost")
+        await reader.until_made(1, "lost")
     os.kill(worker_of(first), signal.SIGKILL)
     if busy:
-        await reading.until("lost")
-        assert reading.ended["lost"] is FailureKind.BROKEN
-    while (child := reading.engine._placement.child("a")) is None or child.pid == first:
+        (lost,) = await reader.ends("lost")
+        assert lost.failure is not None
+        assert lost.failure.kind is FailureKind.BROKEN
+    while group_of(engine) in (0, first):
         await asyncio.sleep(0.05)
-    await reading.add("again", 20)
-    await reading.until("again")
-    assert reading.ended["again"] is FinishReason.LENGTH
+    assert (await reader.run("again", 20))[1].finish is FinishReason.LENGTH
 
 
-@pytest.mark.timeout(DEADLINE_S + 60)
-async def test_it_serves_aborts_resumes_and_leaves_nothing_behind(reading: Reading) -> None:
-    await reading.add("whole", 200)
-    await reading.until("whole")
-    await reading.add("evicted", 200)
-    await reading.until("evicted", 20)
-    await reading.engine.abort(["evicted"])
-    seen = reading.tokens["evicted"]
-    await reading.add("resumed", 200, seen)
-    await reading.until("resumed")
-    assert seen + reading.tokens["resumed"] == reading.tokens["whole"]
-    stats = reading.engine.stats()
+async def test_it_serves_aborts_resumes_and_leaves_nothing_behind(engine: VllmEngine) -> None:
+    reader = EngineReader(engine)
+    whole, _ = await reader.run("whole", 80)
+    await reader.add("evicted", 80)
+    await reader.until_made(10, "evicted")
+    await engine.abort(["evicted"])
+    made = reader.tokens["evicted"]
+    assert made + (await reader.run("resumed", 80, after=made))[0] == whole
+    stats = engine.stats()
     assert (stats.running, stats.waiting, stats.batch_max) == (0, 0, 8)
-    group = members(reading.group)
+    group = members(group_of(engine))
     assert len(group) > WORKERS
-    os.kill(reading.group, signal.SIGKILL)
+    os.kill(group_of(engine), signal.SIGKILL)
     await asyncio.to_thread(wait_until, lambda: all(gone(pid) for pid in group), 60.0, "vLLM's processes end with theirs")
 
 
