@@ -44,7 +44,7 @@ class SteppedEngine:
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
 
-        from qlm_agent.engines.vllm.scheduler.kv_settings import offloading_config
+        from qlm_agent.engines.vllm.runner.llm_engine import offloading_config
 
         settings: dict[str, Any] = {"scheduling_policy": plan.scheduler}
         if plan.scheduler == "qlm":

@@ -61,26 +61,20 @@ def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
             needs=_torch,
             limit_s=900.0,
         ),
-        *(
-            Check(
-                name=name,
-                command=(*tests, "tests/conformance/engine"),
-                needs=_vllm_and_pytest,
-                limit_s=3_600.0,
-                reports=False,
-                environment={"QLM_TEST_VLLM": "1", "QLM_TEST_ENGINES": engine, "QLM_TEST_VLLM_DEVICE": device},
-            )
-            for name, engine in (("conformance", "vllm"), ("conformance_async", "vllm_async"))
+        Check(
+            name="conformance",
+            command=(*tests, "tests/conformance/engine"),
+            needs=_vllm_and_pytest,
+            limit_s=3_600.0,
+            reports=False,
+            environment={"QLM_TEST_VLLM": "1", "QLM_TEST_ENGINES": "vllm", "QLM_TEST_VLLM_DEVICE": device},
         ),
-        *(
-            Check(
-                name=name,
-                command=("-m", "benchmarks.gpu.engine_check", "--device", device, "--runner", runner, *served),
-                needs=_vllm,
-                limit_s=1_200.0,
-                judge=judge,
-            )
-            for name, runner in (("sleep_levels", "in_process"), ("sleep_levels_async", "async"))
+        Check(
+            name="sleep_levels",
+            command=("-m", "benchmarks.gpu.engine_check", "--device", device, *served),
+            needs=_vllm,
+            limit_s=1_200.0,
+            judge=judge,
         ),
         Check(
             name="sleeping_servers",

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from benchmarks.agent.model_config import engine_models, made_up_prompt, vllm_settings, vocabulary_of, weights_gb_of
 from benchmarks.agent.port_runs import PortRuns
@@ -41,10 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--n-gpu", type=int, default=1)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--runner", choices=("in_process", "async"), default="in_process")
     chosen = parser.parse_args(arguments)
     try:
-        sys.stdout.write(json.dumps(asyncio.run(_checked(chosen.model, chosen.device, chosen.n_gpu, chosen.dtype, chosen.runner))) + "\n")
+        sys.stdout.write(json.dumps(asyncio.run(_checked(chosen.model, chosen.device, chosen.n_gpu, chosen.dtype))) + "\n")
     except QlmError as error:
         sys.stderr.write(error.message + "\n")
         return 1
@@ -67,13 +65,12 @@ STAGES = (
 )
 
 
-async def _checked(folder: Path, device: str, n_gpu: int, dtype: str, runner: Literal["in_process", "async"]) -> dict[str, object]:
+async def _checked(folder: Path, device: str, n_gpu: int, dtype: str) -> dict[str, object]:
     first: dict[str, list[bytes]] = {}
     events: list[dict[str, object]] = []
     for stage in STAGES:
         settings = vllm_settings(
             device=device,
-            runner=runner,
             dtype=dtype,
             kv_cache_gb=KV_GB,
             enforce_eager=device == "cpu",
@@ -89,7 +86,7 @@ async def _checked(folder: Path, device: str, n_gpu: int, dtype: str, runner: Li
                     events.append({"stage": stage.name, "settled": turn > 0, **event})
         finally:
             await engine.stop()
-    return {"device": device, "n_gpu": n_gpu, "runner": runner, "events": events, "answers": sum(map(len, first.values()))}
+    return {"device": device, "n_gpu": n_gpu, "events": events, "answers": sum(map(len, first.values()))}
 
 
 async def _activated(

@@ -72,10 +72,6 @@ def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) -> Non
     assert row.load_cpu_to_gpu_s == pytest.approx(bias * truth.load_cpu_to_gpu_s, rel=0.1)
     assert row.kv_swap_us_per_token == pytest.approx(bias * truth.kv_swap_us_per_token, rel=0.15)
     assert row.recompute_us_per_token == pytest.approx(bias * truth.recompute_us_per_token, rel=0.15)
-    # The mixed load is predicted by a fit that did not see it.
-    assert found.fitted.mixed_error == pytest.approx(0.0, abs=0.1)
-    assert found.fitted.epsilon is not None
-    assert found.fitted.epsilon > 1.1
     assert found.measured.notes == []
     assert found.measured.engine_s < 200.0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from qlm_agent.delivery.logprobs import record
 from qlm_agent.engines.port import TextPrompt
-from qlm_agent.engines.vllm.runners.runner import RunnerStats, RunOutput, RunPlan, VllmProcessEnded
+from qlm_agent.engines.vllm.runner.port import RunnerStats, RunOutput, RunPlan, VllmProcessEnded
 from qlm_core.chat import ChatPrompt
 
 
@@ -24,17 +24,15 @@ class CountingRunner:
     leaves_late: bool = False
     stopped: set[str] = field(default_factory=set)
     paused: bool = False
-    steps: int = 0
     hangs: threading.Event | None = None
     hung: bool = False
     wakes: threading.Event | None = None
     tops: dict[str, int] = field(default_factory=dict)  # likeliest tokens of the runs that ask for log probabilities
-    check_every_s: float | None = 0.01
     gone: bool = False
 
     @property
     def busy(self) -> bool:
-        return bool(self.left)
+        return bool(self.left) and not self.paused
 
     def check(self) -> None:
         if self.gone:
@@ -64,7 +62,6 @@ class CountingRunner:
         if self.hangs is not None:
             self.hung = True
             self.hangs.wait()
-        self.steps += 1
         made = []
         for run_id, (token, left) in list(self.left.items()):
             if run_id in self.stopped:

@@ -15,8 +15,8 @@ from qlm_agent.engines.port import TextPrompt
 from qlm_agent.engines.vllm.process.child import Child
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.loop import ChildLoop
-from qlm_agent.engines.vllm.runners.runner import LoadPlan, RunnerStats, RunOutput, RunPlan
-from qlm_agent.engines.vllm.runners.sleeping import SleepingModel, WorkerProbe
+from qlm_agent.engines.vllm.runner.port import LoadPlan, RunnerStats, RunOutput, RunPlan
+from qlm_agent.engines.vllm.runner.sleeping import SleepingModel, WorkerProbe
 from qlm_core.chat import ChatPrompt
 
 START_TIMEOUT_S = 10.0
@@ -118,13 +118,11 @@ class MadeUpVllm:
 
 
 class SleepingRunner:
-    """A runner without runs: see `qlm_agent.engines.vllm.runners.runner.Runner`."""
+    """A runner without runs: see `qlm_agent.engines.vllm.runner.port.Runner`."""
 
     kv_limit_tokens = 1024
     eos_ids: frozenset[int] = frozenset()
-    steps = 0
     busy = False
-    check_every_s: float | None = None
 
     def __init__(self, gpu: Gpu, plan: LoadPlan) -> None:
         self.engine = MadeUpVllm(gpu)
@@ -193,7 +191,7 @@ class ThreadTemplate:
     """In the place of `qlm_agent.engines.vllm.process.template.Template`: its engine processes are threads."""
 
     last_lines: tuple[str, ...] = ()
-    errors_said = 0
+    errors_logged = 0
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu

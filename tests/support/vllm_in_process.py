@@ -27,7 +27,7 @@ class InProcess:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import EngineArgs, LLMEngine
 
-        from qlm_agent.engines.vllm.scheduler.kv_settings import offloading_config
+        from qlm_agent.engines.vllm.runner.llm_engine import offloading_config
 
         settings: dict[str, Any] = {
             "model": str(tiny_model(1)),

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from functools import cache
-from typing import Literal
+from typing import Any
 
 from qlm_agent.engines.vllm.plans import environment
 from qlm_agent.engines.vllm.process.main import hello, run_template
@@ -23,29 +23,30 @@ from qlm_process.temporary_folder import TemporaryFolder
 
 
 class QuickTemplate(Template):
-    """A template whose import of vLLM is shared with those of the same runner. Its processes have the environment of default settings."""
+    """A template whose import of vLLM is shared with the others. Its processes have the environment of default settings. `like_gpus`: vLLM
+    for CPUs schedules asynchronously where it is told to, and forks its own processes."""
 
-    def __init__(self, runner: Literal["in_process", "async"] = "in_process") -> None:
+    def __init__(self, *, like_gpus: bool = False) -> None:
         super().__init__("", {}, 300.0)
-        self._runner: Literal["in_process", "async"] = runner
+        self._like_gpus = like_gpus
 
     def launch(self, control: socket.socket) -> TemplateProcess:
         read, write = os.pipe()
-        socket.send_fds(_nursery(self._runner), [b"T"], [control.fileno(), write])
+        socket.send_fds(_nursery(self._like_gpus), [b"T"], [control.fileno(), write])
         os.close(write)
         return TemplateProcess(os.fdopen(read, "rb"), lambda: None)  # it ends with its socket
 
 
 @cache
-def _nursery(runner: Literal["in_process", "async"]) -> socket.socket:
+def _nursery(like_gpus: bool) -> socket.socket:
     ours, theirs = socket.socketpair()
     folder = TemporaryFolder("nursery")
     process = subprocess.Popen(
-        [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())],
+        [sys.executable, __file__, str(theirs.fileno()), str(os.getpid()), "like_gpus" if like_gpus else ""],
         env={
             **os.environ,
             **ENVIRONMENT,
-            **environment(VllmSettings(runner=runner)),
+            **environment(VllmSettings()),
             **folder.environment,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         },
@@ -63,10 +64,27 @@ def _nursery(runner: Literal["in_process", "async"]) -> socket.socket:
     return ours
 
 
-def main(descriptor: int, parent: int) -> None:
+def schedule_and_fork_like_gpus() -> None:
+    from vllm.platforms.cpu import CpuPlatform
+
+    plain = CpuPlatform.check_and_update_config
+
+    def check_and_update_config(vllm_config: Any) -> None:
+        scheduler = vllm_config.scheduler_config
+        asynchronous = scheduler.async_scheduling
+        plain(vllm_config)
+        scheduler.async_scheduling = asynchronous
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # two seconds instead of fifteen
+
+    CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)
+
+
+def main(descriptor: int, parent: int, like_gpus: bool) -> None:
     die_with(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     hello()
+    if like_gpus:
+        schedule_and_fork_like_gpus()
     orders = socket.socket(fileno=descriptor)
     nursery = os.getpid()
     while True:
@@ -85,4 +103,4 @@ def main(descriptor: int, parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), bool(sys.argv[3]))

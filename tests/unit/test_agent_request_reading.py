@@ -17,18 +17,19 @@ from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.delivery.logprobs import record, record_bytes
 from qlm_agent.delivery.requests import pulled_run, read_head, read_pulled
 from qlm_agent.delivery.results import completion_of, failure_result
-from qlm_agent.engines.policy import SequenceView, UrgencyFirst
 from qlm_agent.engines.port import EngineOutput, FinishReason, Sampling, TextPrompt, TokenPrompt
 from qlm_core.chat import ChatPrompt
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.values import HeadGroup, Pulled
 
 TOKENS = request_pb2.TokenPrompt(ids=[1, 2, 3])
-NO_NUMBER = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=float("nan"))
+COMPLETION = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=20.0)
+FIRST_TOKEN = request_pb2.Slo(kind=request_pb2.SLO_KIND_FIRST_TOKEN, seconds=2.0)
+PRIORITY = request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=-3)
+ACCEPTED_S = 1000.0
 
 
-def message(**fields: object) -> request_pb2.Request:
-    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=20.0)
+def message(slo: request_pb2.Slo = COMPLETION, **fields: object) -> request_pb2.Request:
     admission = request_pb2.Admission(prompt_tokens=3, output_tokens_max=9, slo=slo)
     return request_pb2.Request(**{"model": "m", "tokens": TOKENS, "admission": admission, **fields})  # type: ignore[arg-type]
 
@@ -39,7 +40,7 @@ def read(body: bytes, *, progress: bytes = b"", text_output: bool = False, logpr
         key=RequestKey("t", "r"),
         group_id="g",
         acceptance_number=4,
-        accepted_s=1000.0,
+        accepted_s=ACCEPTED_S,
         attempt=2,
         failed_attempts=0,
         gateway="gw",
@@ -89,31 +90,16 @@ def test_a_chat_whose_json_is_none_is_refused(field: str, said: str) -> None:
 
 
 def test_priority_has_no_deadline() -> None:
-    body = message()
-    body.admission.slo.CopyFrom(request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=-3))
-    held = read(body.SerializeToString())
+    held = read(message(PRIORITY).SerializeToString())
     assert held.request is not None
     assert (held.request.deadline_s, held.request.priority, held.slo_class) == (math.inf, -3, "p-3")
 
 
 def test_an_slo_has_the_band_of_the_slos() -> None:
-    strict = message()
-    strict.admission.slo.CopyFrom(request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=3))
-    bodies = {"slo": message(), "strict": strict}
-    found = {name: read(body.SerializeToString(), slo_band=5).request for name, body in bodies.items()}
-    views = [
-        SequenceView(
-            run_id=name,
-            arrival=1,
-            deadline_s=request.deadline_s,
-            priority=request.priority,
-            prompt_tokens=3,
-            produced_tokens=0,
-        )
-        for name, request in found.items()
-        if request is not None
-    ]
-    assert UrgencyFirst().order(0.0, views) == ["strict", "slo"]
+    slo, strict = (read(message(each).SerializeToString(), slo_band=5).request for each in (COMPLETION, PRIORITY))
+    assert slo is not None
+    assert strict is not None
+    assert (slo.priority, strict.priority) == (5, -3)
 
 
 def test_sampling_says_what_can_be_resumed() -> None:
@@ -230,6 +216,30 @@ def test_failures_carry_their_reason() -> None:
     assert request_pb2.Result.FromString(failure_result("died")).error.reason == "ATTEMPTS_EXHAUSTED"
 
 
+@pytest.mark.parametrize(
+    ("slo", "first_token_s", "finished_s", "slack_s"),
+    [
+        (COMPLETION, 2.0, 15.0, 5.0),
+        (COMPLETION, 2.0, 23.0, -3.0),
+        (COMPLETION, None, 20.0, 0.0),
+        (FIRST_TOKEN, 1.5, 23.0, 0.5),
+        (FIRST_TOKEN, 7.5, 8.0, -5.5),
+        (FIRST_TOKEN, None, 8.0, None),  # an earlier attempt made it
+        (PRIORITY, 2.0, 3.0, None),
+    ],
+)
+def test_the_event_says_how_much_of_the_objective_was_left(
+    slo: request_pb2.Slo, first_token_s: float | None, finished_s: float, slack_s: float | None
+) -> None:
+    """Times are after the acceptance."""
+    held = read(message(slo).SerializeToString())
+    held.first_token_s = 0.0 if first_token_s is None else ACCEPTED_S + first_token_s
+    item = CompleteItem(run_id=held.run_id, start=0, end=0, ending=Ending(finish=FinishReason.LENGTH))
+    told = events_pb2.RequestEvent.FromString(completion_of(held, item, ACCEPTED_S + finished_s).event)
+    assert told.finished_s == ACCEPTED_S + finished_s
+    assert (told.slack_s if told.HasField("slack_s") else None) == slack_s
+
+
 # What the machine is told -----------------------------------------------------------------------------------------------------
 
 
@@ -240,18 +250,14 @@ def test_a_run_as_the_machine_sees_it() -> None:
     assert run.displacements == 1  # its second attempt, and none failed
 
 
-def test_of_a_strict_priority() -> None:
-    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=-3)
-    admission = request_pb2.Admission(prompt_tokens=3, output_tokens_max=9, slo=slo)
-    run = pulled_run(read(message(admission=admission).SerializeToString()), 0)
-    assert (run.deadline_s, run.priority) == (math.inf, -3)
-
-
-def test_of_a_first_token() -> None:
-    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_FIRST_TOKEN, seconds=2.0)
-    admission = request_pb2.Admission(prompt_tokens=3, output_tokens_max=9, slo=slo)
-    run = pulled_run(read(message(admission=admission).SerializeToString()), 0)
-    assert (run.deadline_s, run.first_token) == (1002.0, True)
+@pytest.mark.parametrize(
+    ("slo", "deadline_s", "first_token", "priority"), [(PRIORITY, math.inf, False, -3), (FIRST_TOKEN, ACCEPTED_S + 2.0, True, None)]
+)
+def test_other_objectives_as_the_machine_sees_them(
+    slo: request_pb2.Slo, deadline_s: float, first_token: bool, priority: int | None
+) -> None:
+    run = pulled_run(read(message(slo).SerializeToString()), 0)
+    assert (run.deadline_s, run.first_token, run.priority) == (deadline_s, first_token, priority)
 
 
 @pytest.mark.parametrize("sampling", [{"seed": 1}, {"presence_penalty": 0.5}, {"regex": "a+"}])

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from qlm_agent.delivery.stop_strings import TokenStops
-from qlm_agent.engines.vllm.runners.prompts import NewText, eos_ids
+from qlm_agent.engines.vllm.runner.prompts import NewText, eos_ids
 
 HELLO, X, SPACE_X = 257, 258, 259
 

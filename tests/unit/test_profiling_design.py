@@ -28,7 +28,6 @@ def test_everything_fits(limits: EngineLimits) -> None:
         assert batch.sequences * batch.prompt_tokens <= PREFILL_BUDGET_TOKENS
         assert batch.output_tokens >= DECODE_STEPS
     assert all(1 <= tokens < limits.context_tokens_max for tokens in plan.prefills)
-    assert 1 <= plan.mixed_sequences <= limits.batch_max
     for sequences, prompt_tokens in plan.offloads:
         assert 1 <= sequences <= limits.batch_max
         assert 1 <= prompt_tokens < limits.context_tokens_max

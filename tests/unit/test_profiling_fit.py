@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qlm_agent.profiling.fitting import Figure, fit
-from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, MixedLoad, Prefill
+from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, Prefill
 from qlm_agent.profiling.rows import profiled, table_text
 from qlm_core.hardware_prior import hardware_prior, model_facts
 from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
@@ -130,17 +130,10 @@ def test_every_chunk_pays_the_base() -> None:
     assert value(fit(found).figures, "prefill_base_ms") == pytest.approx(ROW.prefill_base_ms, rel=0.001)
 
 
-def test_theta_epsilon_and_the_mixed_load() -> None:
-    found = measured(noise=0.0)
-    step_s = ROW.decode_step_s(32, 10_000)
-    found.mixed = MixedLoad(
-        sequences=32, seconds=100 * step_s + ROW.prefill_work_s(16_000), prompt_tokens=16_000, output_tokens=3_200, context_tokens=10_000.0
-    )
-    fitted = fit(found)
+def test_theta_is_the_throughput_of_the_largest_batch() -> None:
+    fitted = fit(measured(noise=0.0))
     assert fitted.theta_sequences == 256
     assert fitted.theta_tokens_per_s == pytest.approx(256 / ROW.decode_step_s(256, 12_800))
-    assert fitted.epsilon == pytest.approx(1.0 + ROW.prefill_work_s(16_000) / (100 * step_s), rel=0.001)
-    assert fitted.mixed_error == pytest.approx(0.0, abs=0.001)
 
 
 @pytest.mark.parametrize(

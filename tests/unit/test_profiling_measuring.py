@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qlm_agent.engines.port import TokenPrompt
-from qlm_agent.profiling.experiment import mixed_of, windows_of
+from qlm_agent.profiling.experiment import windows_of
 from qlm_agent.profiling.runs import ProfiledRun
 
 STEP_S = 0.1
@@ -50,18 +50,3 @@ def test_an_engine_that_tells_seldom_is_read_between_its_tellings() -> None:
 
 def test_those_of_a_batch_that_never_decoded_together_tell_nothing() -> None:
     assert windows_of([run_of(1.0, 5), run_of(3.0, 5)], 1.0) == []
-
-
-def test_a_mixed_load_is_what_went_on_while_it_was_filled_up() -> None:
-    """Two at a time: the first ends at 1.9 s, the last begins at 3.0 s. Prompts that came meanwhile are those of the third and the fourth,
-    and each step of 0.1 s made two tokens but where one was away for a step."""
-    runs = [run_of(1.0, 10), run_of(1.0, 20), run_of(2.0, 11, prompt_tokens=300), run_of(3.0, 20, prompt_tokens=500)]
-    mixed = mixed_of(runs, 2, 10.0)
-    assert mixed is not None
-    assert (mixed.sequences, mixed.prompt_tokens) == (2, 800)
-    assert mixed.seconds == pytest.approx(11.0)
-    # From 1.9 s on: the second 10 tokens to its end, the third 11, the fourth its first.
-    assert mixed.output_tokens == pytest.approx(10 + 11 + 1, abs=1)
-    # At 2.45 s the second has 100 + 15.5 tokens, the third 300 + 5.5.
-    assert mixed.context_tokens == pytest.approx(115.5 + 305.5)
-    assert mixed_of(runs[:1], 2, 1.0) is None

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from qlm_agent.engines.policy import FirstComeFirstServed
-from qlm_agent.engines.port import EngineBusy, EngineOutput, EngineRequest, ModelLoadFailed, Tier, TokenPrompt
+from qlm_agent.engines.port import EngineBusy, EngineOutput, EngineRequest, Tier, TokenPrompt
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
-from qlm_agent.engines.simulated.operations import OperationEnded
 from qlm_agent.engines.simulated.timing import InstanceNoise
+from qlm_agent.engines.simulated.transfers import OperationEnded
 from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
@@ -211,60 +211,6 @@ def test_a_restored_run_computes_nothing_again(world: World) -> None:
     assert world.core.stats().host_kv_used_tokens == world.core.stats().kv_used_tokens == 0
 
 
-def test_only_decoding_runs_are_offloaded_while_host_memory_lasts() -> None:
-    world = World(make(batch_max=3, host_kv_gb=130 * PROFILE.kv_bytes_per_token / 1e9))
-    world.load("a", Tier.ACTIVE)
-    for number in range(3):
-        world.start(str(number), number=number, tokens=60, answer=1000)
-    world.core.add(world.now_s, request("waits", number=9))
-    assert world.offload("0", "waits", "unknown", "1", "2", "0").run_ids == ("0", "1")
-    stats = world.core.stats()
-    assert stats.host_kv_used_tokens <= stats.host_kv_capacity_tokens == 130
-    assert world.offload("0").run_ids == ()  # it is there already
-    world.core.abort(world.now_s, ["0"])
-    assert world.offload("2").run_ids == ("2",)
-
-
-def test_no_host_memory_is_no_offload() -> None:
-    world = World(make(host_kv_gb=0.0))
-    world.load("a", Tier.ACTIVE)
-    world.start("r")
-    assert world.core.stats().host_kv_capacity_tokens == 0
-    assert world.offload("r").run_ids == ()
-    world.end_all()
-    assert len(world.tokens["r"]) == 100 * TOKEN_BYTES
-
-
-def test_runs_come_back_as_far_as_there_is_room() -> None:
-    world = World(make(batch_max=2))
-    world.load("a", Tier.ACTIVE)
-    for number in range(2):
-        world.start(str(number), number=number, answer=2000)
-    assert world.offload("0", "1").run_ids == ("0", "1")
-    world.start("2", number=2, answer=20)
-    assert world.restore("0", "1", "unknown").run_ids == ("0",)
-    assert world.core.stats().offloaded == 1
-    world.end_all()  # "2" ended
-    assert world.restore("1").run_ids == ("1",)
-    world.end_all()
-    assert [len(world.tokens[name]) for name in "012"] == [2000 * TOKEN_BYTES, 2000 * TOKEN_BYTES, 20 * TOKEN_BYTES]
-
-
-def test_offloaded_runs_survive_other_models(world: World) -> None:
-    world.start("r", answer=60)
-    assert isinstance(world.load("b", Tier.ACTIVE).error, EngineBusy)
-    world.offload("r")
-    assert world.load("b", Tier.ACTIVE).error is None
-    world.start("other", model="b", answer=10)
-    assert world.restore("r").run_ids == ()
-    world.end_all()
-    assert world.core.stats().offloaded == 1
-    world.load("a", Tier.ACTIVE)
-    assert world.restore("r").run_ids == ("r",)
-    world.end_all()
-    assert world.tokens["r"] == answer_tokens(prompt_digest("a", prompt(1, 20, 60)), 0, 60, 32_000)
-
-
 def test_what_an_offloaded_run_made_is_told_though_nobody_read_before_the_swap(world: World) -> None:
     core = world.core
     core.add(world.now_s, request("r", answer=500))
@@ -309,13 +255,6 @@ def test_an_abort_gives_everything_back_wherever_the_kv_is(world: World, step: s
     stats = world.core.stats()
     assert (stats.kv_used_tokens, stats.host_kv_used_tokens, stats.offloaded, stats.running) == (0, 0, 0, 0)
     assert world.load("b", Tier.ACTIVE).error is None
-
-
-def test_unknown_models_and_too_big_ones_do_not_load(world: World) -> None:
-    assert isinstance(world.load("unknown", Tier.ACTIVE).error, ModelLoadFailed)
-    small = World(make(host_memory_gb=1.0))
-    assert isinstance(small.load("a", Tier.WARM).error, ModelLoadFailed)
-    assert small.load("a", Tier.ACTIVE).error is None
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -12,9 +12,9 @@ from qlm_agent.engines.port import ModelLoadFailed, Sampling
 from qlm_agent.engines.vllm.folder import ModelFolder
 from qlm_agent.engines.vllm.plans import VllmModel, environment, load_plan
 from qlm_agent.engines.vllm.process.versions import check_device, check_version
-from qlm_agent.engines.vllm.runners.in_process import engine_arguments
-from qlm_agent.engines.vllm.runners.runner import kv_limit_tokens
-from qlm_agent.engines.vllm.runners.sampling import sampling_document, vllm_arguments
+from qlm_agent.engines.vllm.runner.llm_engine import engine_arguments
+from qlm_agent.engines.vllm.runner.runs import kv_limit_tokens
+from qlm_agent.engines.vllm.runner.sampling import sampling_document, vllm_arguments
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 
@@ -112,10 +112,6 @@ def test_a_plan_follows_from_the_settings(tmp_path: Path) -> None:
     assert on_gpu.device_bytes == 50 + 33 * 32 * TOKEN_BYTES
     assert on_gpu.engine["max_model_len"] == 2048, "each GPU has the KV of one of the two heads"
     assert on_gpu.engine["gpu_memory_utilization"] < 0.1, "vLLM would refuse to start beside models that sleep"
-    assert not plan.forks
-    assert load_plan(model, folder, settings.model_copy(update={"runner": "async"}), batch_max=16, n_gpu=1).forks
-    on_gpu = load_plan(model, folder, settings.model_copy(update={"runner": "async", "device": "cuda"}), batch_max=16, n_gpu=1)
-    assert not on_gpu.forks, "vLLM knows whether CUDA was touched before"
     ordered = settings.model_copy(update={"policy": "mine.Policy", "policy_options": {"lead_s": 3.0}})
     plan = load_plan(model, folder, ordered, batch_max=16, n_gpu=1)
     assert (plan.policy, plan.policy_options) == ("mine.Policy", {"lead_s": 3.0})
@@ -124,24 +120,17 @@ def test_a_plan_follows_from_the_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("runner", "device", "scheduler"),
-    [
-        ("in_process", "cpu", "QlmScheduler"),
-        ("in_process", "cuda", "QlmScheduler"),
-        ("async", "cpu", "QlmScheduler"),
-        ("async", "cuda", "QlmAsyncScheduler"),
-    ],
+    ("device", "arguments", "scheduler"),
+    [("cpu", {}, "QlmScheduler"), ("cuda", {}, "QlmAsyncScheduler"), ("cuda", {"async_scheduling": False}, "QlmScheduler")],
 )
-def test_each_way_to_run_vllm_has_the_scheduler_that_fits_it(tmp_path: Path, runner: str, device: str, scheduler: str) -> None:
+def test_the_scheduler_fits_the_way_of_scheduling(tmp_path: Path, device: str, arguments: dict[str, bool], scheduler: str) -> None:
     """Both order by the one policy."""
     model = VllmModel(name="m", weights=folder_of(tmp_path / "m"), context_tokens_max=2048)
-    settings = VllmSettings.model_validate({"runner": runner, "device": device, "policy": "mine.Policy", "host_kv_gb": 0.0})
-    plan = load_plan(model, ModelFolder.read("m", model.weights), settings, batch_max=16, n_gpu=1)
-    assert plan.asynchronous is (runner == "async")
-    arguments = engine_arguments(plan)
-    assert arguments["scheduler_cls"] == f"qlm_agent.engines.vllm.scheduler.scheduler.{scheduler}"
-    assert arguments["async_scheduling"] is (scheduler == "QlmAsyncScheduler")
-    assert arguments["additional_config"]["qlm"]["policy"] == "mine.Policy"
+    settings = VllmSettings.model_validate({"device": device, "policy": "mine.Policy", "arguments": arguments})
+    found = engine_arguments(load_plan(model, ModelFolder.read("m", model.weights), settings, batch_max=16, n_gpu=1))
+    assert found["scheduler_cls"] == f"qlm_agent.engines.vllm.scheduler.scheduler.{scheduler}"
+    assert found["async_scheduling"] is (scheduler == "QlmAsyncScheduler")
+    assert found["additional_config"]["qlm"]["policy"] == "mine.Policy"
 
 
 def test_an_engine_has_its_threads_and_asks_no_hub() -> None:

@@ -15,7 +15,8 @@ from qlm_agent.engines.vllm.engine_runs import EngineRuns
 from qlm_agent.engines.vllm.process.child import CallFailed, Child, ChildEnded
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.loop import ChildLoop
-from qlm_agent.engines.vllm.runners.runner import LoadPlan, RunOutput, RunPlan, Runs, VllmProcessEnded, bytes_of, ids_of
+from qlm_agent.engines.vllm.runner.port import LoadPlan, RunOutput, RunPlan, VllmProcessEnded, bytes_of, ids_of
+from qlm_agent.engines.vllm.runner.runs import Runs
 
 DEADLINE_S = 30.0
 PLAN = LoadPlan(weights="", engine={}, context_tokens=100, kv_bytes_per_token=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engines.vllm.runners.sleeping import DeviceMemory, SleepFailed, SleepingModel
+from qlm_agent.engines.vllm.runner.sleeping import DeviceMemory, SleepFailed, SleepingModel
 
 HELD = 1_000
 TOTAL = 1_500

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
 import re
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
+from engine_reader import GREEDY, PROMPT, EngineReader
 from qlm_agent.engines.port import (
     EngineOutput,
-    EngineRequest,
     FailureKind,
     FinishReason,
     Prompt,
@@ -29,46 +28,19 @@ from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.chat import ChatPrompt
 from vllm_nursery import QuickTemplate
 
-DEADLINE_S = 90.0
-PROMPT = TokenPrompt(ids=[11, 12, 13, 14, 15])
 
-
-@dataclass
-class Rig:
+class Rig(EngineReader):
     """An engine with one model; runs are named by a count."""
 
-    engine: VllmEngine
-    tokenizer: Tokenizer
-    count: int = 0
-    made: dict[str, list[int]] = field(default_factory=dict)
-    ended: dict[str, EngineOutput] = field(default_factory=dict)
+    def __init__(self, engine: VllmEngine, tokenizer: Tokenizer) -> None:
+        super().__init__(engine)
+        self.tokenizer = tokenizer
+        self.names = (f"r{number}" for number in itertools.count())
 
-    async def add(self, sampling: Sampling, tokens: int, *, prompt: Prompt = PROMPT, after: list[int] | None = None) -> str:
-        self.count += 1
-        run_id = f"r{self.count}"
-        produced = b"".join(token.to_bytes(4, "little") for token in after or ())
-        await self.engine.add(
-            EngineRequest(
-                run_id=run_id, model="a", prompt=prompt, prompt_tokens=5, output_tokens_max=tokens, sampling=sampling, produced=produced
-            )
-        )
-        return run_id
-
-    async def read(self) -> None:
-        for output in await self.engine.outputs():
-            ids = output.token_ids
-            self.made.setdefault(output.run_id, []).extend(int.from_bytes(ids[at : at + 4], "little") for at in range(0, len(ids), 4))
-            if output.finish is not None or output.failure is not None:
-                self.ended[output.run_id] = output
-
-    async def run(
-        self, sampling: Sampling, tokens: int, *, prompt: Prompt = PROMPT, after: list[int] | None = None
+    async def made(
+        self, sampling: Sampling, tokens: int, *, prompt: Prompt = PROMPT, after: Sequence[int] = ()
     ) -> tuple[list[int], EngineOutput]:
-        run_id = await self.add(sampling, tokens, prompt=prompt, after=after)
-        async with asyncio.timeout(DEADLINE_S):
-            while run_id not in self.ended:
-                await self.read()
-        return self.made[run_id], self.ended[run_id]
+        return await self.run(next(self.names), tokens, prompt=prompt, sampling=sampling, after=after)
 
     def text(self, tokens: list[int]) -> str:
         text: str = self.tokenizer.decode(tokens)
@@ -88,37 +60,37 @@ async def rig(tiny_models: tuple[Path, Path]) -> AsyncIterator[Rig]:
 
 
 async def test_stop_strings_end_output_before_them_wherever_it_was_evicted(rig: Rig) -> None:
-    greedy = Sampling(temperature=0.0, ignore_eos=True)
-    whole, _ = await rig.run(greedy, 40)
+    greedy = GREEDY
+    whole, _ = await rig.made(greedy, 40)
     text = rig.text(whole)
     inside = [at for at in range(20, len(text) - 8) if text[at : at + 8].isascii()]
     at = inside[len(inside) // 2]
     stop = text[at : at + 8]  # of more than one token
     stopping = Sampling(temperature=0.0, ignore_eos=True, stop=(stop, "never said"))
-    told, ended = await rig.run(stopping, 40)
+    told, ended = await rig.made(stopping, 40)
     assert ended.finish is FinishReason.STOP
     assert told == whole[: len(told)]
     assert stop not in rig.text(told)
     assert stop in rig.text(whole[: len(told) + 8])
     for produced in range(len(told) + 1):
-        rest, again = await rig.run(stopping, 40, after=told[:produced])
+        rest, again = await rig.made(stopping, 40, after=told[:produced])
         assert (told[:produced] + rest, again.finish) == (told, FinishReason.STOP), f"evicted after {produced}"
 
 
 async def test_the_model_ends_its_answer_and_an_evicted_one_knows(rig: Rig) -> None:
     """The end-of-sequence token is forced by a regular expression that allows nothing else."""
-    told, ended = await rig.run(Sampling(temperature=0.0, regex="ab"), 40)
+    told, ended = await rig.made(Sampling(temperature=0.0, regex="ab"), 40)
     assert ended.finish is FinishReason.STOP
     assert rig.text(told) == "ab"
-    nothing, again = await rig.run(Sampling(temperature=0.0), 40, after=told)
+    nothing, again = await rig.made(Sampling(temperature=0.0), 40, after=told)
     assert (nothing, again.finish) == ([], FinishReason.STOP)
 
 
 async def test_a_seed_gives_the_same_answer(rig: Rig) -> None:
     seeded = Sampling(temperature=1.0, seed=7, ignore_eos=True)
-    first, _ = await rig.run(seeded, 30)
-    second, _ = await rig.run(seeded, 30)
-    other, _ = await rig.run(Sampling(temperature=1.0, seed=8, ignore_eos=True), 30)
+    first, _ = await rig.made(seeded, 30)
+    second, _ = await rig.made(seeded, 30)
+    other, _ = await rig.made(Sampling(temperature=1.0, seed=8, ignore_eos=True), 30)
     assert first == second != other
 
 
@@ -133,30 +105,27 @@ async def test_a_seed_gives_the_same_answer(rig: Rig) -> None:
 )
 async def test_what_may_not_be_aborted_goes_on_exactly_after_a_kv_swap(rig: Rig, sampling: Sampling) -> None:
     assert not sampling.resumable, "the agent's machine never aborts it"
-    whole, _ = await rig.run(sampling, 120)
-    run_id = await rig.add(sampling, 120)
-    async with asyncio.timeout(DEADLINE_S):
-        while len(rig.made.get(run_id, ())) < 3:
-            await rig.read()
-        assert list(await rig.engine.offload([run_id])) == [run_id]
-        assert list(await rig.engine.restore([run_id])) == [run_id]
-        while run_id not in rig.ended:
-            await rig.read()
-    assert rig.made[run_id] == whole
+    whole, _ = await rig.made(sampling, 120)
+    await rig.add("moved", 120, sampling=sampling)
+    await rig.until_made(3, "moved")
+    assert list(await rig.engine.offload(["moved"])) == ["moved"]
+    assert list(await rig.engine.restore(["moved"])) == ["moved"]
+    await rig.ends("moved")
+    assert rig.tokens["moved"] == whole
 
 
 async def test_penalties_change_the_answer(rig: Rig) -> None:
-    plain, _ = await rig.run(Sampling(temperature=0.0, ignore_eos=True), 60)
-    penalised, _ = await rig.run(Sampling(temperature=0.0, ignore_eos=True, repetition_penalty=5.0), 60)
+    plain, _ = await rig.made(Sampling(temperature=0.0, ignore_eos=True), 60)
+    penalised, _ = await rig.made(Sampling(temperature=0.0, ignore_eos=True, repetition_penalty=5.0), 60)
     assert penalised != plain
 
 
 async def test_structured_output_has_its_structure(rig: Rig) -> None:
     schema = json.dumps({"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}}, "required": ["n"]})
-    told, ended = await rig.run(Sampling(temperature=0.0, json_schema=schema), 200)
+    told, ended = await rig.made(Sampling(temperature=0.0, json_schema=schema), 200)
     assert ended.finish is FinishReason.STOP
     assert 0 <= json.loads(rig.text(told))["n"] <= 99
-    told, _ = await rig.run(Sampling(temperature=0.0, regex="[0-9]{3}-[a-f]{2}"), 50)
+    told, _ = await rig.made(Sampling(temperature=0.0, regex="[0-9]{3}-[a-f]{2}"), 50)
     assert re.fullmatch("[0-9]{3}-[a-f]{2}", rig.text(told))
 
 
@@ -164,24 +133,24 @@ async def test_structured_output_has_its_structure(rig: Rig) -> None:
     "sampling", [Sampling(regex="("), Sampling(json_schema="{"), Sampling(temperature=-1.0), Sampling(repetition_penalty=-2.0)]
 )
 async def test_wrong_parameters_are_refused_by_themselves(rig: Rig, sampling: Sampling) -> None:
-    _, ended = await rig.run(sampling, 20)
+    _, ended = await rig.made(sampling, 20)
     assert ended.failure is not None
     assert ended.failure.kind is FailureKind.REFUSED
     assert ended.failure.message
-    assert (await rig.run(Sampling(temperature=0.0, ignore_eos=True), 5))[1].finish is FinishReason.LENGTH
+    assert (await rig.made(Sampling(temperature=0.0, ignore_eos=True), 5))[1].finish is FinishReason.LENGTH
 
 
 async def test_token_ids_outside_of_the_vocabulary_are_refused(rig: Rig) -> None:
-    _, ended = await rig.run(Sampling(temperature=0.0), 5, prompt=TokenPrompt(ids=[1, 1 << 24]))
+    _, ended = await rig.made(Sampling(temperature=0.0), 5, prompt=TokenPrompt(ids=[1, 1 << 24]))
     assert ended.failure is not None
     assert ended.failure.kind is FailureKind.REFUSED
 
 
 async def test_text_and_chat_are_the_tokens_that_the_gateway_counts(rig: Rig) -> None:
-    greedy = Sampling(temperature=0.0, ignore_eos=True)
+    greedy = GREEDY
     text = "the quick brown fox"
     chat = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
     for prompt, said in ((TextPrompt(text=text), text), (ChatPrompt(messages=({"role": "user", "content": text},)), chat)):
-        by_text, _ = await rig.run(greedy, 20, prompt=prompt)
-        by_tokens, _ = await rig.run(greedy, 20, prompt=TokenPrompt(ids=rig.tokenizer.encode(said).ids))
+        by_text, _ = await rig.made(greedy, 20, prompt=prompt)
+        by_tokens, _ = await rig.made(greedy, 20, prompt=TokenPrompt(ids=rig.tokenizer.encode(said).ids))
         assert by_text == by_tokens

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from tokenizers import Tokenizer
 
+from engine_reader import EngineReader
 from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import (
-    EngineOutput,
-    EngineRequest,
     FailureKind,
     FinishReason,
     ModelLoadFailed,
-    Prompt,
     Sampling,
     TextPrompt,
     Tier,
@@ -25,12 +23,10 @@ from qlm_agent.engines.port import (
 )
 from qlm_core.chat import ChatPrompt
 from qlm_core.model import ModelSpec
-from qlm_core.simulated_model import TOKEN_BYTES
 from running_vllm_server import CONTEXT_TOKENS, KV_TOKENS, MODEL, RunningVllmServer, shared_vllm_server
 from tiny_models import tiny_model
 
 DEADLINE_S = 120.0
-GREEDY = Sampling(temperature=0.0, ignore_eos=True)
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -55,32 +51,11 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(tiny_model(1, CONTEXT_TOKENS) / "tokenizer.json"))
 
 
-def run(run_id: str, prompt: Prompt, *, answer: int = 40, sampling: Sampling = GREEDY, **fields: object) -> EngineRequest:
-    values: dict[str, object] = {"model": "m", "prompt_tokens": 8, "output_tokens_max": answer, "sampling": sampling, **fields}
-    return EngineRequest(run_id=run_id, prompt=prompt, **values)  # type: ignore[arg-type]
-
-
-class Answers:
-    """Reads an engine."""
+class Answers(EngineReader):
+    """Reads an engine on a server."""
 
     def __init__(self, engine: OpenAiEngine) -> None:
-        self.engine = engine
-        self.ids: dict[str, list[int]] = {}
-        self.ends: dict[str, EngineOutput] = {}
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                for output in await self.engine.outputs():
-                    made, ids = self.ids.setdefault(output.run_id, []), output.token_ids
-                    made += [int.from_bytes(ids[at : at + TOKEN_BYTES], "little") for at in range(0, len(ids), TOKEN_BYTES)]
-                    if output.finish is not None or output.failure is not None:
-                        self.ends[output.run_id] = output
-
-    async def of(self, request: EngineRequest) -> tuple[list[int], EngineOutput]:
-        await self.engine.add(request)
-        await self.until(lambda: request.run_id in self.ends)
-        return self.ids[request.run_id], self.ends[request.run_id]
+        super().__init__(engine, "m")
 
 
 async def test_text_and_chats_become_the_tokens_of_the_model(engine: OpenAiEngine, tokenizer: Tokenizer) -> None:
@@ -91,65 +66,64 @@ async def test_text_and_chats_become_the_tokens_of_the_model(engine: OpenAiEngin
         ("text", TextPrompt(text="the list of names")),
         ("chat", ChatPrompt(messages=({"role": "user", "content": "the list"},))),
     ):
-        expected, _ = await answers.of(run(f"{name}-ids", TokenPrompt(ids=ids if name == "text" else chat_ids)))
-        found, _ = await answers.of(run(name, same))
+        expected, _ = await answers.run(f"{name}-ids", 40, prompt=TokenPrompt(ids=ids if name == "text" else chat_ids))
+        found, _ = await answers.run(name, 40, prompt=same)
         assert found == expected
-        resumed, _ = await answers.of(run(f"{name}-rest", same, produced=_bytes(expected[:9])))
+        resumed, _ = await answers.run(f"{name}-rest", 40, prompt=same, after=expected[:9])
         assert resumed == expected[9:]
 
 
 async def test_stop_strings_end_output_across_chunks_and_seams(engine: OpenAiEngine, tokenizer: Tokenizer) -> None:
     answers = Answers(engine)
     prompt = TokenPrompt(ids=tuple(range(50, 58)))
-    whole, _ = await answers.of(run("whole", prompt))
+    whole, _ = await answers.run("whole", 40, prompt=prompt)
     text = tokenizer.decode(whole[15:18])
     sampling = Sampling(temperature=0.0, ignore_eos=True, stop=(text,))
     first = next(at for at in range(40) if text in tokenizer.decode(whole[: at + 3]))
-    cut, end = await answers.of(run("cut", prompt, sampling=sampling))
+    cut, end = await answers.run("cut", 40, prompt=prompt, sampling=sampling)
     assert end.finish is FinishReason.STOP
     assert cut == whole[: len(cut)]
     assert text not in tokenizer.decode(cut)
     assert first - 1 <= len(cut) <= first
     for seam in range(len(cut) + 1):
-        rest, end = await answers.of(run(f"seam{seam}", prompt, sampling=sampling, produced=_bytes(whole[:seam])))
+        rest, end = await answers.run(f"seam{seam}", 40, prompt=prompt, sampling=sampling, after=whole[:seam])
         assert (whole[:seam] + rest, end.finish) == (cut, FinishReason.STOP), seam
 
 
 async def test_structured_output_and_seeds_are_passed_on(engine: OpenAiEngine, tokenizer: Tokenizer) -> None:
     answers = Answers(engine)
     prompt = TokenPrompt(ids=tuple(range(60, 68)))
-    ids, end = await answers.of(run("regex", prompt, sampling=Sampling(temperature=0.0, regex="(yes|no)")))
+    ids, end = await answers.run("regex", 40, prompt=prompt, sampling=Sampling(temperature=0.0, regex="(yes|no)"))
     assert tokenizer.decode(ids) in ("yes", "no")
     assert end.finish is FinishReason.STOP
     drawn = [
-        (await answers.of(run(f"seed{n}", prompt, sampling=Sampling(temperature=1.0, seed=seed))))[0] for n, seed in enumerate((1, 1, 2))
+        (await answers.run(f"seed{n}", 40, prompt=prompt, sampling=Sampling(temperature=1.0, seed=seed)))[0]
+        for n, seed in enumerate((1, 1, 2))
     ]
     assert drawn[0] == drawn[1] != drawn[2]
     for n, sampling in enumerate((Sampling(top_k=1), Sampling(min_p=1.0), Sampling(top_p=1e-6))):
-        ids, _ = await answers.of(run(f"one{n}", prompt, sampling=sampling))
-        greedy, _ = await answers.of(run(f"greedy{n}", prompt, sampling=Sampling(temperature=0.0)))
+        ids, _ = await answers.run(f"one{n}", 40, prompt=prompt, sampling=sampling)
+        greedy, _ = await answers.run(f"greedy{n}", 40, prompt=prompt, sampling=Sampling(temperature=0.0))
         assert ids == greedy
-    repeated, _ = await answers.of(run("free", prompt, answer=200))
-    penalised, _ = await answers.of(
-        run("penal", prompt, answer=200, sampling=Sampling(temperature=0.0, ignore_eos=True, presence_penalty=2.0))
-    )
+    repeated, _ = await answers.run("free", 200, prompt=prompt)
+    penalised, _ = await answers.run("penal", 200, prompt=prompt, sampling=Sampling(temperature=0.0, ignore_eos=True, presence_penalty=2.0))
     assert repeated != penalised
-    _, end = await answers.of(run("bad", prompt, sampling=Sampling(regex="(")))
+    _, end = await answers.run("bad", 40, prompt=prompt, sampling=Sampling(regex="("))
     assert end.failure is not None
     assert end.failure.kind is FailureKind.REFUSED
 
 
 async def test_its_load_is_what_the_server_says(engine: OpenAiEngine) -> None:
-    answers = Answers(engine)
     assert engine.stats().kv_capacity_tokens == KV_TOKENS
     other = engine_on(shared_vllm_server())
     await other.start()
     await other.load_model("m", Tier.ACTIVE)
-    for number in range(4):
-        await other.add(run(f"other{number}", TokenPrompt(ids=tuple(range(100 + number, 108 + number))), answer=2000))
     others = Answers(other)
-    await others.until(lambda: len(others.ids) == 4)
-    reading = asyncio.create_task(others.until(lambda: len(others.ends) == 4))
+    names = [f"other{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        await others.add(name, prompt=TokenPrompt(ids=tuple(range(100 + number, 108 + number))))
+    await others.until_made(1, *names)
+    reading = asyncio.create_task(others.ends(*names))
     async with asyncio.timeout(DEADLINE_S):
         while engine.stats().running < 4 or engine.stats().kv_used_tokens < 100:
             await asyncio.sleep(0.02)
@@ -159,7 +133,6 @@ async def test_its_load_is_what_the_server_says(engine: OpenAiEngine) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while engine.stats().running or engine.stats().kv_used_tokens:
             await asyncio.sleep(0.02)
-    assert answers.ends == {}
 
 
 async def test_a_server_without_sleep_mode_is_not_believed() -> None:
@@ -180,22 +153,17 @@ async def test_a_killed_server_breaks_its_runs_and_serves_again() -> None:
     await engine.load_model("m", Tier.ACTIVE)
     answers = Answers(engine)
     prompt = TokenPrompt(ids=tuple(range(70, 78)))
-    await engine.add(run("r", prompt, answer=2000))
-    await answers.until(lambda: len(answers.ids.get("r", ())) > 20)
+    await answers.add("r", prompt=prompt)
+    await answers.until_made(21, "r")
     server.kill()
-    await answers.until(lambda: "r" in answers.ends)
-    failure = answers.ends["r"].failure
-    assert failure is not None
-    assert failure.kind is FailureKind.BROKEN
+    (lost,) = await answers.ends("r")
+    assert lost.failure is not None
+    assert lost.failure.kind is FailureKind.BROKEN
     assert engine.stats().active_model == ""
     server.start()
     await engine.load_model("m", Tier.ACTIVE)
-    made = answers.ids["r"]
-    rest, _ = await answers.of(run("rest", prompt, answer=len(made) + 30, produced=_bytes(made)))
-    whole, _ = await answers.of(run("whole", prompt, answer=len(made) + 30))
+    made = answers.tokens["r"]
+    rest, _ = await answers.run("rest", len(made) + 30, prompt=prompt, after=made)
+    whole, _ = await answers.run("whole", len(made) + 30, prompt=prompt)
     assert made + rest == whole
     await engine.stop()
-
-
-def _bytes(ids: list[int]) -> bytes:
-    return b"".join(token.to_bytes(TOKEN_BYTES, "little") for token in ids)

@@ -63,15 +63,6 @@ def test_a_deadline_preempts_when_waiting_would_make_it_late_and_not_before(vllm
     assert vllm.scheduler.preemptions == 1
 
 
-def test_the_policy_is_asked_again_when_it_said(vllm: InProcess) -> None:
-    vllm.scheduler.engine_policy = UrgencyFirst(lead_s=600.0)
-    fill_seats(vllm, answer=160)  # KV is never short, which would have the policy asked too
-    vllm.add("soon", prompt=prompt_of(91, 50), answer=2, deadline_s=time.monotonic() + 600.03)
-    vllm.step_until(lambda: "soon" in vllm.finished)
-    assert vllm.scheduler.preemptions == 1
-    assert not vllm.finished & {"r0", "r1", "r2", "r3"}
-
-
 def test_deadlines_order_those_that_wait(vllm: InProcess) -> None:
     fill_seats(vllm, answer=20, deadline_s=time.monotonic() + 1e6)
     first_at: dict[str, int] = {}
@@ -160,28 +151,6 @@ def test_an_urgent_run_that_came_during_a_pause_has_its_seat_after_it(vllm: InPr
     assert len(vllm.made["urgent"]) == 1
 
 
-class FirstIsVictim(FirstComeFirstServed):
-    """The oldest gives up its KV: vLLM by itself takes the latest in its batch."""
-
-    def victims(self, now_s: float, running: Sequence[SequenceView]) -> Sequence[str]:
-        return [view.run_id for view in sorted(running, key=lambda view: view.arrival)]
-
-
-@pytest.mark.parametrize(("policy", "last"), [(FirstIsVictim(), "a"), (FirstComeFirstServed(), "d")])
-def test_the_policy_chooses_who_gives_up_kv_that_is_short(vllm: InProcess, policy: FirstComeFirstServed, last: str) -> None:
-    expected = {name: vllm.undisturbed(prompt=prompt_of(number, 150), answer=120) for number, name in enumerate("abcd")}
-    vllm.scheduler.engine_policy = policy
-    for number, name in enumerate("abcd"):
-        vllm.add(name, prompt=prompt_of(number, 150), answer=120)  # 5 blocks each, 9 at the end, of 24
-    ends: list[str] = []
-    while len(ends) < 4:
-        vllm.step()
-        ends += sorted(vllm.finished & expected.keys() - set(ends))
-    assert vllm.scheduler.preemptions > 0
-    assert ends[-1] == last
-    assert {name: vllm.made[name] for name in expected} == expected
-
-
 def test_nobody_starves_behind_an_endless_stream_of_urgent_ones(vllm: InProcess) -> None:
     vllm.scheduler.engine_policy = UrgencyFirst(preemptions_max=3)
     vllm.add("patient", prompt=prompt_of(0, 20), answer=60, priority=5)
@@ -251,20 +220,6 @@ def test_a_policy_that_answers_nonsense_loses_nobody(vllm: InProcess) -> None:
     for number in range(8):
         vllm.add(f"r{number}", prompt=prompt_of(number, 150), answer=60)
     vllm.finish(*(f"r{number}" for number in range(8)))
-
-
-def test_it_sees_what_the_request_says(vllm: InProcess) -> None:
-    shown: list[SequenceView] = []
-
-    class Recorded(FirstComeFirstServed):
-        def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
-            shown.extend(waiting)
-            return super().order(now_s, waiting)
-
-    vllm.scheduler.engine_policy = Recorded()
-    vllm.add("r", prompt=prompt_of(0, 25), answer=5, arrival=17, deadline_s=1e9, priority=3)
-    vllm.finish("r")
-    assert shown == [SequenceView(run_id="r", arrival=17, deadline_s=1e9, priority=3, prompt_tokens=25, produced_tokens=0)]
 
 
 def test_a_prefill_in_chunks_is_preempted_and_begins_again(vllm: InProcess) -> None:

@@ -129,8 +129,6 @@ def _document(model: ProfiledModel) -> dict[str, object]:
         "intervals": {name: [figure.low, figure.high] for name, figure in fitted.figures.items() if figure.low is not None},
         "decode_error": fitted.decode_error,
         "prefill_error": fitted.prefill_error,
-        "mixed_error": fitted.mixed_error,
-        "epsilon": fitted.epsilon,
         "theta_tokens_per_s": fitted.theta_tokens_per_s,
         "theta_sequences": fitted.theta_sequences,
         "engine_s": measured.engine_s,
@@ -145,8 +143,6 @@ def _table(model: ProfiledModel) -> Table:
         f"decode {fitted.decode_error:.1%} and prefill {fitted.prefill_error:.1%} off (root mean square); took {measured.engine_s:.0f} s",
         f"Theta {fitted.theta_tokens_per_s:,.0f} tokens/s with {fitted.theta_sequences} sequences",
     ]
-    if fitted.epsilon is not None and fitted.mixed_error is not None:
-        lines.append(f"epsilon {fitted.epsilon:.2f} on a mixed load, which the row says with {fitted.mixed_error:+.1%}")
     table = Table(
         title=f"{measured.model}: {row.model} on {row.n_gpu} x {row.gpu}",
         title_justify="left",

@@ -64,19 +64,6 @@ async def test_each_model_answers_for_itself_where_one_takes_the_others_place(st
     assert in_place == beside
 
 
-async def test_a_busy_model_is_not_replaced(subject: Subject, reader: Reader) -> None:
-    first, second = subject.models[:2]
-    await subject.engine.add(request(subject, "r", answer=500))
-    await reader.until_made(1, "r")
-    for model, tier in ((second, Tier.ACTIVE), (first, Tier.COLD), (first, Tier.WARM)):
-        with pytest.raises(EngineBusy):
-            await subject.engine.load_model(model, tier)
-    assert subject.engine.tier(first) is Tier.ACTIVE
-    (run,) = await reader.ends("r")
-    assert run.outputs[-1].finish is subject.finish
-    await subject.engine.load_model(second, Tier.ACTIVE)
-
-
 @needs(Can.STAGE)
 async def test_warming_goes_on_beside_the_running_batch(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "r", answer=1000))

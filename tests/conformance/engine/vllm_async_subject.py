@@ -1,4 +1,4 @@
-"""The vllm engine through AsyncLLM."""
+"""The vllm engine with asynchronous scheduling, which vLLM has on GPUs only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from .vllm_subject import ALL, VllmSubject
 
 
 class VllmAsyncSubject(VllmSubject):
-    """The same models and limits; vLLM's scheduler is a process further away."""
+    """The same models and limits; a step is scheduled while the one before is under way."""
 
-    runner = "async"
+    async_scheduling = True
 
 
 SUBJECTS = {"vllm-async": Kind(VllmAsyncSubject, ALL)}

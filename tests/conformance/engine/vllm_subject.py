@@ -23,13 +23,10 @@ TOKEN_IDS = 2_000
 TOKEN_ID_LEAST = 3
 
 
-Runner = Literal["in_process", "async"]
-
-
 class VllmSubject:
     """Two models of one shape. Answers of a wanted length ignore the end-of-sequence token."""
 
-    runner: Runner = "in_process"
+    async_scheduling = DEVICE == "cuda"
 
     def __init__(self, limits: Limits) -> None:
         self.models: tuple[str, ...] = ("tiny-a", "tiny-b")
@@ -46,15 +43,17 @@ class VllmSubject:
         blocks = (limits.kv_capacity_tokens or KV_TOKENS) // settings.block_size + 1
         policy = {} if type(limits.policy) is FirstComeFirstServed else served_policy(limits.policy)
         settings = VllmSettings(
-            runner=self.runner,
             device=DEVICE,
             enforce_eager=DEVICE == "cpu",
             kv_cache_gb=(blocks + 0.5) * block_bytes / 1e9,
             host_memory_gb=limits.host_models * folder.weights_bytes / 1e9,
             host_kv_gb=limits.host_kv_tokens // settings.block_size * block_bytes / 1e9,
+            arguments={"async_scheduling": self.async_scheduling},
             **policy,
         )
-        self.engine: Engine = VllmEngine(models, settings, batch_max=limits.batch_max, template=QuickTemplate(self.runner))
+        self.engine: Engine = VllmEngine(
+            models, settings, batch_max=limits.batch_max, template=QuickTemplate(like_gpus=self.async_scheduling)
+        )
 
     def request(self, run_id: str, *, model: str, number: int, prompt: int, answer: int, **fields: object) -> EngineRequest:
         ids = [TOKEN_ID_LEAST + (number * 37 + at * 11) % TOKEN_IDS for at in range(prompt)]

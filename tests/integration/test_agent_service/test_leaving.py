@@ -38,51 +38,11 @@ async def test_a_drain_without_time_gives_everything_back_with_its_progress(rig:
     assert again.incarnation != agent.incarnation
 
 
-async def test_a_drain_with_time_finishes_what_runs_and_takes_no_more(rig: Rig) -> None:
-    agent = await rig.agent()
-    names = await busy(rig, agent, answer=300)
-    drain = asyncio.create_task(agent.process.shell.drain(60.0))
-    await until(lambda: agent.process.shell.machine.draining, "it drains")
-    late = await rig.accept(1)
-    await rig.place(late, group="late")
-    assert await drain == (8, 0)
-    await rig.results_of(names)
-    await rig.assert_whole(names)
-    live = await rig.request(late[0])
-    assert isinstance(live, LiveRequest)
-    assert live.state is RequestState.PLACED
-
-
-async def test_a_stop_finishes_what_runs_and_leaves(rig: Rig) -> None:
-    agent = await rig.agent()
-    names = await busy(rig, agent, answer=300)
-    await agent.stop()
-    await rig.results_of(names)
-    await rig.assert_whole(names)
-    assert not (await rig.queue.overview()).incarnations
-
-
 async def test_a_stop_while_idle_is_quick(rig: Rig) -> None:
     agent = await rig.agent(drain_finish_s=3600.0)
     began_s = asyncio.get_running_loop().time()
     await agent.stop()
     assert asyncio.get_running_loop().time() - began_s < 30.0
-
-
-async def test_a_killed_agent_is_continued_by_another(rig: Rig) -> None:
-    agent = await rig.agent("a", simulated={"time_scale": 3.0})
-    other = await rig.agent("b", simulated={"time_scale": 3.0})
-    names = await busy(rig, agent)
-    undisturbed = await busy(rig, other, answer=2500)
-    await agent.crash()
-    await rig.expire_lease("a/1")
-    assert await rig.reclaim("a/1") == 8
-    again = await rig.agent("a")
-    results = await rig.results_of(names)
-    await rig.assert_whole(names)
-    assert {result.incarnation for result in results} == {again.incarnation}
-    elsewhere = await rig.results_of(undisturbed)
-    assert {(result.incarnation, result.attempts) for result in elsewhere} == {(other.incarnation, 1)}
 
 
 async def test_an_agent_that_lost_its_lease_gives_back_and_starts_anew(rig: Rig) -> None:
@@ -96,25 +56,6 @@ async def test_an_agent_that_lost_its_lease_gives_back_and_starts_anew(rig: Rig)
     assert agent.metrics.registry.get_sample_value("qlm_agent_lease_losses_total") == 1
 
 
-async def test_a_zombie_changes_nothing(rig: Rig) -> None:
-    zombie = await rig.agent("a")
-    other = await rig.agent("b")
-    names = await busy(rig, zombie)
-    await zombie.process.shell._engine.pause()  # as a stopped process: it holds its runs and says nothing
-    await rig.expire_lease("a/1")
-    assert await rig.reclaim("a/1") == 8
-    overview = await rig.queue.overview()
-    groups = next(record.group_ids for record in overview.virtual_queues if record.instance == "a")
-    assert groups
-    # The zombie wakes up and goes on with runs that are not its own any more.
-    await zombie.process.shell._engine.resume()
-    results = await rig.results_of(names)
-    await rig.assert_whole(names)
-    assert all(result.attempts == 2 for result in results)
-    assert zombie.metrics.registry.get_sample_value("qlm_agent_dropped_requests_total") == 8
-    assert other.owned == 0
-
-
 async def test_work_goes_on_while_the_server_is_away(rig: Rig, server: EmbeddedServer) -> None:
     agent = await rig.agent()
     names = await busy(rig, agent, answer=1200)
@@ -126,19 +67,6 @@ async def test_work_goes_on_while_the_server_is_away(rig: Rig, server: EmbeddedS
     await rig.assert_whole(names)
     await until(lambda: agent.owned == 0, "all is written")
     assert held.held_tokens == 0
-
-
-async def test_the_engine_pauses_when_the_buffer_is_full(rig: Rig, server: EmbeddedServer) -> None:
-    agent = await rig.agent(buffer_tokens_max=2000, simulated={"time_scale": 4.0})
-    names = await busy(rig, agent, answer=2500)
-    machine = agent.process.shell.machine
-    await server.kill()
-    await until(lambda: machine.paused, "the engine pauses")
-    assert machine.runs.held_tokens <= 2000 + 8 * 100
-    await server.start()
-    await rig.results_of(names)
-    await rig.assert_whole(names)
-    assert not machine.paused
 
 
 async def test_a_server_that_was_away_longer_than_the_lease(rig: Rig, server: EmbeddedServer) -> None:

@@ -8,9 +8,6 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
-from qlm_agent.engines.port import Tier
-from qlm_core.request import RequestState
-from qlm_queue.values import LiveRequest
 
 from .rig import TRACEPARENT, Rig, RunningAgent, until
 
@@ -64,16 +61,6 @@ async def events_of(rig: Rig, kind: events_pb2.EventKind.ValueType, count: int =
     return found
 
 
-async def test_pull(rig: Rig) -> None:
-    agent = await rig.agent()
-    names = await rig.accept(12)
-    await rig.place(names)
-    await rig.results_of(names)
-    assert agent.lso("pull") == 12
-    assert_of_requests(agent.spans_named("qlm.pull"), names, agent)
-    assert {event.incarnation for event in await events_of(rig, events_pb2.EVENT_KIND_PULLED, 12)} == {"a/1"}
-
-
 async def test_kv_swap_and_back(rig: Rig) -> None:
     agent = await rig.agent(batch_max=4, simulated={"time_scale": TIME_SCALE})
     long = await full(rig, agent)
@@ -118,30 +105,6 @@ async def test_eviction_where_host_memory_is_full(rig: Rig) -> None:
     results = dict(zip(long, await rig.results_of(long), strict=True))
     await rig.assert_whole(long + soon)
     assert {name: result.attempts for name, result in results.items()} == {name: 2 if name in evicted else 1 for name in long}
-
-
-async def test_who_cannot_be_continued_elsewhere_is_never_aborted(rig: Rig) -> None:
-    agent = await rig.agent(batch_max=2, simulated={"time_scale": 2 * TIME_SCALE, "host_kv_gb": 0.0})
-    long = await full(rig, agent, seed=7)
-    soon = await urgent(rig)
-    results = await rig.results_of(long + soon)
-    await rig.assert_whole(long + soon)
-    assert {result.attempts for result in results} == {1}
-    assert (agent.lso("evict"), agent.lso("kv_offload")) == (0, 0)
-
-
-async def test_offloaded_requests_survive_a_model_swap(rig: Rig) -> None:
-    """Those that cannot be continued otherwise; others go back to the queue for another model."""
-    agent = await rig.agent(batch_max=2, simulated={"time_scale": TIME_SCALE})
-    long = await full(rig, agent, seed=7)
-    soon = await rig.accept(1, model="n", slo_s=4.0)
-    await rig.place(soon, group="urgent", model="n", before="long", slo_s=4.0)
-    await rig.results_of(soon)
-    assert agent.lso("kv_offload") == 2
-    results = await rig.results_of(long)
-    await rig.assert_whole(long + soon)
-    assert {result.attempts for result in results} == {1}
-    assert agent.lso("model_swap") == 3
 
 
 async def test_an_agent_that_is_lost_with_offloaded_requests(rig: Rig) -> None:
@@ -206,26 +169,3 @@ async def test_model_swap_and_warming(rig: Rig) -> None:
     assert swaps[1].end_time is not None
     swap_s, warm_s = (swaps[1].end_time - swaps[1].start_time), (warm.end_time or 0) - warm.start_time
     assert swap_s < warm_s / 2
-
-
-async def test_events_wait_in_a_bounded_buffer_and_are_dropped_when_the_queue_is_away(rig: Rig) -> None:
-    agent = await rig.agent()
-    await rig.client.client_pause(3_000, all=True)
-    await agent.process.shell.move_model("n", Tier.WARM)
-    await until(lambda: agent.value("qlm_agent_dropped_events_total") == 1, "the event is given up")
-    names = await rig.accept(1)
-    await rig.place(names)
-    await rig.results_of(names)
-
-
-async def test_evicted_requests_wait_in_their_place(rig: Rig) -> None:
-    agent = await rig.agent(batch_max=2, simulated={"time_scale": TIME_SCALE, "host_kv_gb": 0.0})
-    long = await full(rig, agent)
-    soon = await urgent(rig, 1, answer=400)
-    await until(lambda: agent.lso("evict") == 1, "one gives way")
-    waiting = [
-        name for name in long if (live := await rig.request(name)) and isinstance(live, LiveRequest) and live.state is RequestState.PLACED
-    ]
-    assert len(waiting) == 1
-    await rig.results_of(soon + long)
-    await rig.assert_whole(soon + long)

@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from qlm_core.request import RequestState
 from qlm_queue.embedded.server import EmbeddedServer
-from qlm_queue.values import LiveRequest, TerminalRecord
+from qlm_queue.values import TerminalRecord
 from wire import Wire
 
 from .rig import Rig, RunningAgent, until
@@ -76,29 +75,6 @@ async def test_a_partition_longer_than_a_lease_makes_a_zombie_that_changes_nothi
     again = await rig.accept(2)
     await rig.place(again, group="again")
     assert {result.incarnation for result in await rig.results_of(again)} == {"a/2"}
-
-
-async def test_a_zombie_that_finished_all_in_a_partition_completes_nothing(rig: Rig, wire: Wire) -> None:
-    zombie = await rig.agent("a", url=wire.url)
-    names = await busy(rig, zombie, 4, answer=1500)
-    wire.cut()
-    machine = zombie.process.shell.machine
-    await until(lambda: machine.runs.running == 0, "it finishes by itself")
-    assert zombie.owned == 4
-    await rig.expire_lease("a/1")
-    assert await rig.reclaim("a/1") == 4
-    for name in names:
-        live = await rig.request(name)
-        assert isinstance(live, LiveRequest)
-        assert live.state is RequestState.PLACED
-    other = await rig.agent("b")
-    await rig.move([f"g-{names[0]}"], "b")
-    await until(lambda: other.owned == 4, "the other one has them")
-    wire.heal()
-    results = await rig.results_of(names)
-    await rig.assert_whole(names)
-    assert {(result.incarnation, result.attempts) for result in results} == {("b/1", 2)}
-    assert zombie.value("qlm_agent_ended_requests_total", state="COMPLETED") == 0
 
 
 @pytest.mark.parametrize("buffer_tokens_max", [1_000_000, 1_500])

@@ -11,7 +11,6 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from qlm.api.v1 import agent_pb2, agent_pb2_grpc, planner_pb2, planner_pb2_grpc
 from qlm.wire_errors import from_rpc_error
@@ -85,20 +84,6 @@ async def test_drain_answers_when_nothing_is_owned(rig: Rig, agent: RunningAgent
     assert agent.owned == 0
     status = await stub.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=TIMEOUT_S)
     assert status.instance.draining
-
-
-async def test_health_follows_the_agent(agent: RunningAgent) -> None:
-    async with grpc.aio.insecure_channel(agent.address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-
-        async def status() -> int:
-            answer = await health.Check(health_pb2.HealthCheckRequest(service="qlm.api.v1.Agent"), timeout=TIMEOUT_S)
-            return int(answer.status)
-
-        seen = [await status()]
-        assert seen == [health_pb2.HealthCheckResponse.SERVING]
-        await agent.process.shell.drain(0.0)
-        assert await status() == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Planner(planner_pb2_grpc.PlannerServicer):

@@ -41,27 +41,6 @@ async def test_requests_that_come_later_wake_the_agent(rig: Rig) -> None:
         await rig.assert_whole(names)
 
 
-async def test_output_tokens_max_cuts(rig: Rig) -> None:
-    await rig.agent()
-    names = await rig.accept(1, answer=60, output_max=25)
-    await rig.place(names)
-    (result,) = await rig.results_of(names)
-    assert result.finish_reason == request_pb2.FINISH_REASON_LENGTH
-    await rig.assert_whole(names)
-
-
-async def test_the_engine_orders_by_the_band_of_the_slos(rig: Rig) -> None:
-    """Its policy must not put requests with an SLO before strict priorities that go before them."""
-    agent = await rig.agent(slo_band=5)
-    names = await rig.accept(1, answer=2_000)
-    await rig.place(names)
-    held = agent.process.shell._held
-    await until(lambda: held, "the request is pulled")
-    (request,) = [each.request for each in held.values()]
-    assert request is not None
-    assert request.priority == 5
-
-
 async def test_what_it_runs_has_made_is_told(rig: Rig) -> None:
     """As those who predict waits see it."""
     await rig.agent(heartbeat_s=0.05)

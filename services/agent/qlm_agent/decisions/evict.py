@@ -42,13 +42,13 @@ class EvictionControl:
         self._expectations = expectations
         self._operations = operations
         self._batch_size = batch_size
-        self._look_at_s: float | None = None
+        self._scan_at_s: float | None = None
         self.host_kv_capacity_tokens = 0
 
     @property
     def next_wakeup_s(self) -> float | None:
         """The time of the next scan, while a head waits."""
-        return self._look_at_s
+        return self._scan_at_s
 
     def urgency(self, priority: int | None, deadline_s: float) -> Urgency:
         """Urgency of a request with an SLO (`priority` None), or a strict priority."""
@@ -59,7 +59,7 @@ class EvictionControl:
 
     def mark_changed(self) -> None:
         """The head or the batch changed."""
-        self._look_at_s = None
+        self._scan_at_s = None
 
     def handle_offload(self, now_s: float, event: RunsOffloaded) -> None:
         """A run that could not be offloaded continues; this attempt is not offloaded again."""
@@ -103,11 +103,11 @@ class EvictionControl:
         if unknown; `warm`: it is of another model, which is in host memory."""
         other_model = head.model != active_model
         if not self._settings.evict or self._runs.offloading or not (blocked or (other_model and self._runs.running)):
-            self._look_at_s = None
+            self._scan_at_s = None
             return []
-        if self._look_at_s is not None and now_s < self._look_at_s:
+        if self._scan_at_s is not None and now_s < self._scan_at_s:
             return []
-        self._look_at_s = now_s + SCAN_EVERY_S
+        self._scan_at_s = now_s + SCAN_EVERY_S
         urgency = self.head_urgency(head)
         runs = self._runs.on_gpu()
         if not any(run.urgency > urgency for run in runs):
@@ -169,7 +169,6 @@ class EvictionControl:
         for run in runs:
             self._delivery.give_back(run, ReturnCause.EVICTED if run.has_output else ReturnCause.DISPLACED)
             self._operations.evictions += run.has_output
-            self._operations.unpulls += not run.has_output
         return [AbortRuns(run_ids=tuple(run.run_id for run in runs))] if runs else []
 
     def _lookahead(self, kv_capacity_tokens: int) -> list[Run]:

@@ -210,11 +210,9 @@ class RunTable:
 
 @dataclass(slots=True, kw_only=True)
 class Operations:
-    """Counts of requests evicted by abort, offloaded, restored and unpulled, and of models warmed early. Other operations are counted
-    elsewhere."""
+    """Counts of requests evicted by abort, offloaded and restored, and of models warmed early. Other operations are counted elsewhere."""
 
     evictions: int = 0
     kv_offloads: int = 0
     kv_restores: int = 0
-    unpulls: int = 0
     warmings: int = 0

@@ -11,9 +11,6 @@ from collections.abc import Iterator, Sequence
 
 from qlm_agent.delivery.frames import varint
 
-TOP_MAX = 20
-"""Most likeliest tokens that a request may want, vLLM's default: a record has at most 176 bytes."""
-
 _TAG = b"\x8a\x01"  # field 17, bytes
 _OF_TOKEN = b"\x0a\x04"  # field 1, packed, one float
 _TOP_TOKEN_IDS = b"\x12"  # field 2, packed fixed32

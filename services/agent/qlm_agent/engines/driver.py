@@ -166,34 +166,26 @@ class EngineDriver:
         self._check_stats()
 
     async def _loaded(self, effect: LoadModel) -> None:
-        began_s = self._now_s()
-        metrics = self._telemetry.metrics
-        from_model = self._engine.stats().active_model
-        from_tier = self._engine.tier(effect.model)
+        began_s, log, metrics = self._now_s(), structlog.get_logger(), self._telemetry.metrics
+        from_model, from_tier = self._engine.stats().active_model, self._engine.tier(effect.model)
+        event: ModelLoaded | ModelNotLoaded
         try:
             took_s = await self._engine.load_model(effect.model, effect.tier)
         except (ModelLoadFailed, EngineBusy) as error:
-            structlog.get_logger().error("model_not_loaded", model=effect.model, tier=effect.tier.value, error=error.message)
+            log.error("model_not_loaded", model=effect.model, tier=effect.tier.value, error=error.message)
             metrics.failed_loads.labels(model=effect.model).inc()
             stats = self._engine.stats()
-            self._active = stats.active_model
-            self._report_model(
-                stats,
-                ModelNotLoaded(
-                    model=effect.model, tier=effect.tier, message=error.message, active=stats.active_model, warm=stats.warm_models
-                ),
+            event = ModelNotLoaded(
+                model=effect.model, tier=effect.tier, message=error.message, active=stats.active_model, warm=stats.warm_models
             )
-            return
-        structlog.get_logger().info("model_moved", model=effect.model, tier=effect.tier.value, took_s=round(took_s, 3))
-        if effect.tier is Tier.ACTIVE:
-            metrics.swaps.labels(model=effect.model).inc()
-        move = ModelMove(model=effect.model, tier=effect.tier, from_tier=from_tier, from_model=from_model, took_s=took_s)
-        self._telemetry.lso.record_model_move(move, self._incarnation(), began_s, self._now_s())
-        stats = self._engine.stats()
-        self._active = stats.active_model
-        self._report_model(
-            stats,
-            ModelLoaded(
+        else:
+            log.info("model_moved", model=effect.model, tier=effect.tier.value, took_s=round(took_s, 3))
+            if effect.tier is Tier.ACTIVE:
+                metrics.swaps.labels(model=effect.model).inc()
+            move = ModelMove(model=effect.model, tier=effect.tier, from_tier=from_tier, from_model=from_model, took_s=took_s)
+            self._telemetry.lso.record_model_move(move, self._incarnation(), began_s, self._now_s())
+            stats = self._engine.stats()
+            event = ModelLoaded(
                 model=effect.model,
                 tier=effect.tier,
                 took_s=took_s,
@@ -201,8 +193,9 @@ class EngineDriver:
                 warm=stats.warm_models,
                 kv_capacity_tokens=stats.kv_capacity_tokens,
                 host_kv_capacity_tokens=stats.host_kv_capacity_tokens,
-            ),
-        )
+            )
+        self._active = stats.active_model
+        self._report_model(stats, event)
 
 
 def _end(output: EngineOutput, tokens: int) -> EngineEnd:

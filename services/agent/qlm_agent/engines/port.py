@@ -131,6 +131,14 @@ class EngineOutput:
     finish: FinishReason | None = None
     failure: EngineFailure | None = None
 
+    def extend(self, later: EngineOutput) -> None:
+        """Takes in the run's next output."""
+        self.token_ids += later.token_ids
+        self.pieces += later.pieces
+        self.logprobs += later.logprobs
+        self.last_s = later.last_s
+        self.finish, self.failure = later.finish, later.failure
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:

@@ -1,9 +1,8 @@
 """The runs that measure an engine's speed (QLM section 6: "running the model with a single batch of requests on the specific GPU").
 
 A few batches suffice, if they differ in the terms of a step's duration: single prefills of lengths in powers of two (base, linear and
-quadratic part), decode batches of few and many sequences with short prompts (a and b) and some with long ones (c), and a mixed load, which
-the fit does not use and has to predict. About 100,000 prompt tokens and 600 decode steps: 10 to 20 s of an A100 with a 7B model, a minute
-of two with a 70B one. Pure.
+quadratic part), and decode batches of few and many sequences with short prompts (a and b) and some with long ones (c). About 140,000 prompt
+tokens and 480 decode steps. Pure.
 """
 
 from __future__ import annotations
@@ -26,12 +25,6 @@ KV_SHARE = 0.8
 """Share of the engine's KV that a batch may take, so that nothing is preempted."""
 CHUNK_TOKENS_LEAST = 1024
 """Least prefill tokens of a step while others decode: a run that starts early makes that many tokens more."""
-
-MIXED_SEQUENCES = 32
-MIXED_RUNS = 96
-MIXED_PROMPT_TOKENS = 256
-MIXED_OUTPUT_TOKENS = (32, 64, 96)
-"""Outputs of the mixed load in turn, so that its runs do not end together."""
 
 OFFLOAD_SEQUENCES = (1, 4, 8, 12)
 OFFLOAD_PROMPT_TOKENS = 2000
@@ -68,7 +61,6 @@ class Design:
 
     prefills: tuple[int, ...]
     batches: tuple[Batch, ...]
-    mixed_sequences: int
     offloads: tuple[tuple[int, int], ...]
 
 
@@ -84,11 +76,9 @@ def design(limits: EngineLimits) -> Design:
     batches = tuple(dict.fromkeys(_shrunk(batch, limits) for batch in (*shorts, *longs)))
     offload_tokens = min(OFFLOAD_PROMPT_TOKENS, limits.context_tokens_max // 2)
     offload_max = min(limits.batch_max, math.floor(KV_SHARE * limits.kv_capacity_tokens / (2 * offload_tokens)))
-    mixed_max = math.floor(KV_SHARE * limits.kv_capacity_tokens / (MIXED_PROMPT_TOKENS + max(MIXED_OUTPUT_TOKENS)))
     return Design(
         prefills=tuple(lengths) * PREFILL_REPEATS,
         batches=batches,
-        mixed_sequences=max(1, min(MIXED_SEQUENCES, limits.batch_max, mixed_max)),
         offloads=tuple(
             sorted(
                 {(1, min(tokens, offload_tokens)) for tokens in OFFLOAD_SMALL_TOKENS if offload_max}

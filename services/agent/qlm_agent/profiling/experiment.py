@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from qlm_agent.engines.port import Engine, ModelLoadFailed, Tier
-from qlm_agent.profiling.design import (
-    MIXED_OUTPUT_TOKENS,
-    MIXED_PROMPT_TOKENS,
-    MIXED_RUNS,
-    OFFLOAD_CYCLES,
-    OFFLOAD_STEPS,
-    Batch,
-    Design,
-    EngineLimits,
-    design,
-)
-from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, MixedLoad, Prefill
+from qlm_agent.profiling.design import OFFLOAD_CYCLES, OFFLOAD_STEPS, SHORT_PROMPT_TOKENS, Batch, Design, EngineLimits, design
+from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, Prefill
 from qlm_agent.profiling.runs import ProfiledRun, ProfilingRuns
 from qlm_core.model import ModelSpec
 
@@ -67,8 +56,6 @@ class Profiler:
         for batch in plan.batches:
             if self._left(f"a batch of {batch.sequences} with {batch.prompt_tokens} tokens each"):
                 await self._batch(runs, batch)
-        if self._left("the mixed load"):
-            await self._mixed(runs, plan.mixed_sequences)
         if self._left("repeated prefills"):
             await self._prefills(runs, plan.prefills[lengths:])
         if self._left("KV transfers"):
@@ -129,26 +116,11 @@ class Profiler:
         started = await runs.start_together(batch.sequences, batch.prompt_tokens, batch.output_tokens)
         await runs.ends(started)
         self.found.windows += windows_of(started, self._scale)
-        if batch.prompt_tokens > MIXED_PROMPT_TOKENS:
+        if batch.prompt_tokens > SHORT_PROMPT_TOKENS:
             for run in started[:RESUMED]:
                 again = await runs.resume(run)
                 await runs.ends([again])
                 self._prefilled(again)
-
-    async def _mixed(self, runs: ProfilingRuns, sequences: int) -> None:
-        """From the first end in the full batch until no run is left to refill it."""
-        outputs = itertools.cycle(MIXED_OUTPUT_TOKENS)
-        live = [await runs.start(MIXED_PROMPT_TOKENS, next(outputs)) for _ in range(sequences)]
-        everyone = list(live)
-        while len(everyone) < MIXED_RUNS:
-            await runs.one_ends(live)
-            ended = [run for run in live if run.ended]
-            live = [run for run in live if not run.ended]
-            fresh = [await runs.start(MIXED_PROMPT_TOKENS, next(outputs)) for _ in ended]
-            live += fresh
-            everyone += fresh
-        await runs.ends(everyone)
-        self.found.mixed = mixed_of(everyone, sequences, self._scale)
 
     async def _offloads(self, runs: ProfilingRuns, plan: Design) -> None:
         """Moves batches to host memory and back."""
@@ -210,23 +182,3 @@ def windows_of(runs: Sequence[ProfiledRun], scale: float) -> list[DecodeWindow]:
         found.append(DecodeWindow(steps=steps, sequences=len(runs), context_tokens=context, seconds=scale * (at_s - began_s)))
         began_s, began = at_s, tokens
     return found
-
-
-def mixed_of(runs: Sequence[ProfiledRun], sequences: int, scale: float) -> MixedLoad | None:
-    """The load between the first end and the last start; None without one."""
-    from_s, until_s = min(run.points[-1][0] for run in runs), max(run.first_s for run in runs)
-    if until_s <= from_s:
-        return None
-
-    def made(at_s: float) -> float:
-        return sum(run.tokens_at(at_s) for run in runs)
-
-    middle_s = 0.5 * (from_s + until_s)
-    alive = [run for run in runs if run.first_s <= middle_s < run.points[-1][0]]
-    return MixedLoad(
-        sequences=sequences,
-        seconds=scale * (until_s - from_s),
-        prompt_tokens=sum(run.prompt_tokens for run in runs if from_s < run.first_s <= until_s),
-        output_tokens=round(made(until_s) - made(from_s)),
-        context_tokens=sum(run.prompt_tokens + run.tokens_at(middle_s) for run in alive) * sequences / max(1, len(alive)),
-    )

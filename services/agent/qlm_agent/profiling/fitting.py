@@ -47,17 +47,13 @@ class Figure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """The result of a fit. `figures`: fields of `HardwareProfile` by name; unmeasured ones are missing. `decode_error`, `prefill_error`:
-    root mean square of the relative residuals. `theta_tokens_per_s`: output tokens a second of the largest batch. `epsilon`: time of a
-    token in the mixed load over that of a decode step of its size. `mixed_error`: error of the fit on the mixed load, which it did not use:
-    0.05 is 5% too slow."""
+    root mean square of the relative residuals. `theta_tokens_per_s`: output tokens a second of the largest batch."""
 
     figures: dict[str, Figure]
     decode_error: float
     prefill_error: float
     theta_tokens_per_s: float
     theta_sequences: int
-    epsilon: float | None = None
-    mixed_error: float | None = None
 
 
 def fit(measured: Measurements, quadratic_prior: float = 0.0) -> Fit:
@@ -79,15 +75,12 @@ def fit(measured: Measurements, quadratic_prior: float = 0.0) -> Fit:
         if found is not None
     }
     largest = max(measured.windows, key=lambda window: (window.sequences, -window.context_tokens))
-    epsilon, mixed_error = _mixed(measured, figures)
     return Fit(
         figures=figures,
         decode_error=decode_error,
         prefill_error=prefill_error,
         theta_tokens_per_s=largest.sequences * largest.steps / largest.seconds,
         theta_sequences=largest.sequences,
-        epsilon=epsilon,
-        mixed_error=mixed_error,
     )
 
 
@@ -180,14 +173,3 @@ def _recompute(measured: Measurements, prefill: dict[str, Figure]) -> Figure | N
     base_ms = prefill["prefill_base_ms"].value
     each_us = [1e3 * (1e3 * one.seconds - base_ms * (math.ceil(one.tokens / chunk) if chunk else 1)) / one.tokens for one in again]
     return _mean([max(0.0, each) for each in each_us])
-
-
-def _mixed(measured: Measurements, figures: dict[str, Figure]) -> tuple[float | None, float | None]:
-    mixed = measured.mixed
-    if mixed is None or not mixed.output_tokens:
-        return None, None
-    value = {name: figure.value for name, figure in figures.items()}
-    sequences_ms = value["decode_b_ms_per_seq"] * mixed.sequences + value["decode_c_ms_per_context_token"] * mixed.context_tokens
-    decode_s = 1e-3 * (value["decode_a_ms"] + sequences_ms) * mixed.output_tokens / mixed.sequences
-    predicted_s = decode_s + 1e-3 * value["prefill_ms_per_token"] * mixed.prompt_tokens
-    return mixed.seconds / decode_s, predicted_s / mixed.seconds - 1.0

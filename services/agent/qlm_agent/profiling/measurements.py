@@ -33,18 +33,6 @@ class KvTransfer:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedLoad:
-    """A batch of `sequences` that is refilled whenever a run ends, for a while: the cost of prefills to decoding runs. The tokens are those
-    of the time in between; `context_tokens`: of all sequences, on average."""
-
-    sequences: int
-    seconds: float
-    prompt_tokens: int
-    output_tokens: int
-    context_tokens: float
-
-
 @dataclass(slots=True, kw_only=True)
 class Measurements:
     """All measurements of one model on one engine. `loads_cold_s`, `loads_warm_s`: from disk to host memory, from there to the GPU.
@@ -60,6 +48,5 @@ class Measurements:
     prefills: list[Prefill] = field(default_factory=list)
     windows: list[DecodeWindow] = field(default_factory=list)
     offloads: list[KvTransfer] = field(default_factory=list)
-    mixed: MixedLoad | None = None
     engine_s: float = 0.0
     notes: list[str] = field(default_factory=list)

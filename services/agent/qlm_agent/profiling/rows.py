@@ -41,10 +41,9 @@ class ProfiledModel:
     def evidence(self) -> str:
         """The row's evidence, in a line."""
         fitted, measured = self.fitted, self.measured
-        mixed = "" if fitted.mixed_error is None else f", {fitted.mixed_error:+.1%} on a mixed load that the fit did not use"
         return (
             f"measured by qlm profile in {measured.engine_s:.0f} s: {len(measured.windows)} decode windows off by "
-            f"{fitted.decode_error:.1%}, {len(measured.prefills)} prefills by {fitted.prefill_error:.1%}{mixed}"
+            f"{fitted.decode_error:.1%}, {len(measured.prefills)} prefills by {fitted.prefill_error:.1%}"
         )
 
 

@@ -142,11 +142,6 @@ class ProfilingRuns:
         waited = list(runs)
         await self.until(lambda: all(run.points for run in waited))
 
-    async def one_ends(self, runs: Iterable[ProfiledRun]) -> None:
-        """Waits until at least one of them ended."""
-        waited = list(runs)
-        await self.until(lambda: any(run.ended for run in waited))
-
     async def ends(self, runs: Iterable[ProfiledRun]) -> None:
         """Waits until all of them ended."""
         waited = list(runs)

@@ -15,7 +15,7 @@ from qlm_core.profile import HardwareProfile
 from qlm_process.wire.profile import pair_rows_from_body
 from qlm_queue.port import Queue
 
-LOOK_EVERY_S = 5.0
+POLL_S = 5.0
 
 
 async def watch_profiles(
@@ -42,4 +42,4 @@ async def watch_profiles(
             structlog.get_logger().debug("profiles_not_read", error=str(error))
         except ValueError as error:
             structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import grpc.aio
 
-from qlm.api.v1 import agent_pb2, agent_pb2_grpc, instance_pb2
+from qlm.api.v1 import agent_pb2, agent_pb2_grpc
 from qlm_agent.engines.port import Tier
+from qlm_agent.shell.shell import AgentShell
 from qlm_core.errors import invalid_field
-from qlm_core.instance import InstanceFacts
 from qlm_process.wire.instance import to_proto
 
 DRAIN_FINISH_MAX_S = 3600.0
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class AgentControl(Protocol):
-    """The shell's operations for the service."""
-
-    @property
-    def facts(self) -> InstanceFacts: ...
-
-    def load(self) -> instance_pb2.InstanceLoad: ...
-
-    async def drain(self, finish_s: float) -> tuple[int, int]:
-        """Drains; returns the counts of finished and given back runs."""
-
-    async def move_model(self, model: str, tier: Tier) -> float:
-        """Moves a model; returns the seconds it took. Raises NotFound and PreconditionFailed."""
-
-
 class AgentService(agent_pb2_grpc.AgentServicer):
     """See agent.proto."""
 
-    def __init__(self, agent: AgentControl) -> None:
+    def __init__(self, agent: AgentShell) -> None:
         self._agent = agent
 
     async def GetStatus(  # noqa: N802

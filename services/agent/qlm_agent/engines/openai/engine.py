@@ -152,39 +152,31 @@ class OpenAiEngine:
         self._flowing.set()
 
     def stats(self) -> EngineStats:
-        active = self._tiers.active
-        own = self._own(None)
-        if not active:
-            return self._stats(active, own.runs, 0, 0, 0, 0, Load())
-        watch = self._watch(active)
-        last = watch.last
-        capacity = self._capacity(active)
-        unheard = sum(not run.produced_any for run, _ in self._runs.values())
-        waiting = min(unheard, last.waiting) if last else 0
-        others = watch.others
-        used = min(capacity, own.kv_tokens + others.kv_tokens)
-        return self._stats(active, own.runs - waiting + others.runs, waiting, used, capacity, last.preemptions if last else 0, others)
+        active, own, others = self._tiers.active, self._own(None), Load()
+        waiting = capacity = preemptions = 0
+        if active:
+            watch = self._watch(active)
+            others, capacity = watch.others, self._capacity(active)
+            if watch.last is not None:
+                unheard = sum(not run.produced_any for run, _ in self._runs.values())
+                waiting, preemptions = min(unheard, watch.last.waiting), watch.last.preemptions
+        return EngineStats(
+            active_model=active,
+            warm_models=self._tiers.warm,
+            running=own.runs - waiting + others.runs,
+            waiting=waiting,
+            batch_max=self._batch_max,
+            kv_used_tokens=min(capacity, own.kv_tokens + others.kv_tokens),
+            kv_capacity_tokens=capacity,
+            preemptions=preemptions,
+            others_runs=others.runs,
+            others_kv_tokens=others.kv_tokens,
+        )
 
     def _capacity(self, model: str) -> int:
         """Tokens of KV, 0 if unknown."""
         last = self._watch(model).last
         return self._kv_capacity_set or (last.kv_capacity_tokens if last else 0) or self._kv_capacity_tokens[model]
-
-    def _stats(
-        self, active: str, running: int, waiting: int, kv_used: int, kv_capacity: int, preemptions: int, others: Load
-    ) -> EngineStats:
-        return EngineStats(
-            active_model=active,
-            warm_models=self._tiers.warm,
-            running=running,
-            waiting=waiting,
-            batch_max=self._batch_max,
-            kv_used_tokens=kv_used,
-            kv_capacity_tokens=kv_capacity,
-            preemptions=preemptions,
-            others_runs=others.runs,
-            others_kv_tokens=others.kv_tokens,
-        )
 
     def _push(self, output: EngineOutput, urgent: bool) -> None:
         found = self._runs.get(output.run_id)

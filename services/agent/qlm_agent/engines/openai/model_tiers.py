@@ -18,7 +18,7 @@ from qlm_agent.engines.openai.errors import ServerAbsent, ServerError
 from qlm_agent.engines.openai.run import RemoteModel
 from qlm_agent.engines.port import EngineBusy, ModelLoadFailed, Tier
 
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 UNKNOWN, IN_HOST_MEMORY, DROPPED = 0, 1, 2
 """Levels of vLLM's sleep: what happens to weights. HTTP reports no level: for a server put to sleep by others, or by an earlier agent, it
 is unknown."""
@@ -192,6 +192,6 @@ class ServerTiers:
         try:
             async with asyncio.timeout(self._swap_timeout_s):
                 while await server.is_sleeping() is not sleeping:  # noqa: ASYNC110
-                    await asyncio.sleep(LOOK_EVERY_S)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             raise ModelLoadFailed(f"{server.base_url} was called to {'sleep' if sleeping else 'wake up'} and does not") from error

@@ -25,11 +25,7 @@ class PendingOutputs:
         if before is None:
             self._outputs[output.run_id] = output
         else:
-            before.token_ids += output.token_ids
-            before.pieces += output.pieces
-            before.logprobs += output.logprobs
-            before.last_s = output.last_s
-            before.finish, before.failure = output.finish, output.failure
+            before.extend(output)
         self._any.set()
         if urgent:
             self._urgent.set()

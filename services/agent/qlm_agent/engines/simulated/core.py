@@ -17,11 +17,10 @@ from qlm_agent.engines.simulated.answers import Answer, answer_to
 from qlm_agent.engines.simulated.batch import SimulatedBatch
 from qlm_agent.engines.simulated.host_memory import HostKv, HostWeights
 from qlm_agent.engines.simulated.kv_swap import KvSwap, ModelKv
-from qlm_agent.engines.simulated.links import Link
-from qlm_agent.engines.simulated.operations import OperationEnded
 from qlm_agent.engines.simulated.sequences import Progress, RunState
 from qlm_agent.engines.simulated.tiers import ModelTiers
 from qlm_agent.engines.simulated.timing import InstanceNoise, StepTiming
+from qlm_agent.engines.simulated.transfers import Link, OperationEnded
 from qlm_core.errors import InvalidRequest
 from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from qlm_agent.engines.policy import EnginePolicy
 from qlm_agent.engines.port import EngineOutput, EngineRequest, EngineStats, Tier
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
-from qlm_agent.engines.simulated.operations import OperationEnded
 from qlm_agent.engines.simulated.timing import InstanceNoise
+from qlm_agent.engines.simulated.transfers import OperationEnded
 
 SPIN_S = 0.00025
 TIMER_LEAST_S = 0.0006
@@ -39,7 +39,7 @@ class SimulatedEngine:
         self._core = SimulatedCore(models, noise, policy, limits)
         self._clock = clock
         self._wake = asyncio.Event()
-        self._looked_s = 0.0
+        self._advanced_s = 0.0
         self._waited_for: dict[int, OperationEnded | None] = {}
 
     @property
@@ -92,7 +92,7 @@ class SimulatedEngine:
             now_s = self._clock()
             due_s = self._core.next_due_s
             if due_s is not None and due_s <= now_s:
-                self._looked_s = now_s
+                self._advanced_s = now_s
             self._advance(now_s)
             found = self._core.outputs(now_s)
             if found:
@@ -128,7 +128,7 @@ class SimulatedEngine:
         timer = None
         if due_s is not None:
             # From the last advance, not from now: a run added in the middle of a step does not delay the end of that step.
-            wait_s = max(due_s, self._looked_s + ADVANCE_EVERY_S) - now_s
+            wait_s = max(due_s, self._advanced_s + ADVANCE_EVERY_S) - now_s
             delay_s = 0.0 if wait_s < SPIN_S else max(wait_s, TIMER_LEAST_S)
             timer = asyncio.get_running_loop().call_later(delay_s, self._wake.set)
         try:

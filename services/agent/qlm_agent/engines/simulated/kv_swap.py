@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from qlm_agent.engines.simulated.batch import SimulatedBatch
 from qlm_agent.engines.simulated.host_memory import HostKv
-from qlm_agent.engines.simulated.links import Link
-from qlm_agent.engines.simulated.operations import OperationEnded
 from qlm_agent.engines.simulated.sequences import Phase, RunState
 from qlm_agent.engines.simulated.timing import StepTiming
+from qlm_agent.engines.simulated.transfers import Link, OperationEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class _Operation:
     """An offload or restore with `left` runs still in motion."""
 
     number: int
-    asked_s: float
+    called_s: float
     out: bool
     left: int = 0
     done: list[_OffloadedRun] = field(default_factory=list)
@@ -123,4 +122,4 @@ class KvSwap:
         if operation.left:
             return []
         run_ids = tuple(parked.run.run_id for parked in operation.done if not parked.aborted)
-        return [OperationEnded(number=operation.number, ended_s=now_s, took_s=now_s - operation.asked_s, run_ids=run_ids)]
+        return [OperationEnded(number=operation.number, ended_s=now_s, took_s=now_s - operation.called_s, run_ids=run_ids)]

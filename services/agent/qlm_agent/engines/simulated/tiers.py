@@ -8,9 +8,8 @@ from enum import Enum
 
 from qlm_agent.engines.port import EngineBusy, ModelLoadFailed, Tier
 from qlm_agent.engines.simulated.host_memory import HostWeights
-from qlm_agent.engines.simulated.links import Link
-from qlm_agent.engines.simulated.operations import OperationEnded
 from qlm_agent.engines.simulated.timing import StepTiming
+from qlm_agent.engines.simulated.transfers import Link, OperationEnded
 
 
 class _Stage(Enum):
@@ -26,7 +25,7 @@ class _Load:
     number: int
     model: str
     tier: Tier
-    asked_s: float
+    called_s: float
     stage: _Stage = _Stage.QUEUED
     due_s: float = 0.0  # end of the transfer under way
 
@@ -124,4 +123,4 @@ class ModelTiers:
 
     def _end(self, now_s: float, load: _Load, error: EngineBusy | ModelLoadFailed | None = None) -> OperationEnded:
         self._loads.remove(load)
-        return OperationEnded(number=load.number, ended_s=now_s, took_s=now_s - load.asked_s, error=error)
+        return OperationEnded(number=load.number, ended_s=now_s, took_s=now_s - load.called_s, error=error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import structlog
 
@@ -17,8 +17,8 @@ from qlm_agent.engines.vllm.process.child import CallFailed, Child, ChildEnded
 from qlm_agent.engines.vllm.process.frames import BrokenFrame, Frame
 from qlm_agent.engines.vllm.process.template import Template
 from qlm_agent.engines.vllm.process.versions import check_device
-from qlm_agent.engines.vllm.runners.runner import bytes_of
-from qlm_agent.engines.vllm.runners.sampling import sampling_document
+from qlm_agent.engines.vllm.runner.port import bytes_of
+from qlm_agent.engines.vllm.runner.sampling import sampling_document
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError, QlmError
@@ -53,7 +53,6 @@ class VllmEngine:
         self._why = ""  # it ended, or could not be started, the last time
         self._lost = ""
         self._preemptions = 0  # in ended processes
-        self._arrivals = 0
         self._seen: dict[Child, int] = {}
         self._rooms: dict[str, tuple[int, int]] = {}  # for KV, by model: on the GPU and in host memory
 
@@ -102,9 +101,7 @@ class VllmEngine:
         if not self._placement.active or request.model != self._placement.active:
             self._runs.fail(request.run_id, FailureKind.AWAY, f"model {request.model} is not active")
             return
-        self._arrivals += 1
-        # AsyncLLM takes runs that are added at once in any order.
-        self._runs.add(request if request.arrival else replace(request, arrival=self._arrivals), sent=False)
+        self._runs.add(request, sent=False)
         child = self._placement.child(request.model)
         if child is not None:
             self._send(child)
@@ -275,13 +272,16 @@ def _host_kv_bytes(child: Child, which: str) -> int:
 
 
 def _add_frame(request: EngineRequest) -> Frame:
+    policy: dict[str, float] = {"deadline_s": request.deadline_s, "priority": request.priority}
+    if request.arrival:
+        policy["arrival"] = request.arrival
     head: dict[str, object] = {
         "op": "add",
         "run": request.run_id,
         "prompt": 0,
         "max": request.output_tokens_max,
         "sampling": sampling_document(request.sampling),
-        "policy": {"arrival": request.arrival, "deadline_s": request.deadline_s, "priority": request.priority},
+        "policy": policy,
     }
     body = b""
     match request.prompt:

@@ -97,8 +97,5 @@ class EngineRuns:
         if waiting is None:
             self._unread[output.run_id] = output
         else:
-            waiting.token_ids += output.token_ids
-            waiting.logprobs += output.logprobs
-            waiting.last_s = output.last_s
-            waiting.finish, waiting.failure = output.finish, output.failure
+            waiting.extend(output)
         self.news.set()

@@ -259,7 +259,7 @@ class Placement:
             await self._wait_for_exits()
             plan = load_plan(self._models[model], self._folder(model), self._settings, batch_max=self._batch_max, n_gpu=self._n_gpu)
             child: Child | None = None
-            errors_said = self._template.errors_said
+            errors_logged = self._template.errors_logged
             try:
                 child = await self._template.fork(self._new_child)
                 child.model = model
@@ -268,7 +268,7 @@ class Placement:
                 if child is not None:
                     self._ending.append(child)
                     await child.stop()
-                first, why = await self._template.first_error(errors_said), error.message if isinstance(error, QlmError) else str(error)
+                first, why = await self._template.first_error(errors_logged), error.message if isinstance(error, QlmError) else str(error)
                 why = why if first in why else f"{why} First of all: {first}"
                 raise ModelLoadFailed(f"model {model} could not be loaded: {why}") from error
             except BaseException:

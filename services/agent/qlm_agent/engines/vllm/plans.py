@@ -9,7 +9,8 @@ from typing import Any
 
 from qlm_agent.engines.port import ModelLoadFailed
 from qlm_agent.engines.vllm.folder import ModelFolder
-from qlm_agent.engines.vllm.runners.runner import LoadPlan, kv_limit_tokens
+from qlm_agent.engines.vllm.runner.port import LoadPlan
+from qlm_agent.engines.vllm.runner.runs import kv_limit_tokens
 from qlm_agent.engines.vllm.settings import VllmSettings
 
 LEAST_UTILIZATION = 0.01
@@ -50,7 +51,12 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
         "seed": 0,
     }
     if settings.device == "cuda":
-        engine |= {"tensor_parallel_size": n_gpu, "enable_sleep_mode": True, "gpu_memory_utilization": LEAST_UTILIZATION}
+        engine |= {
+            "tensor_parallel_size": n_gpu,
+            "async_scheduling": True,  # vLLM has none on CPUs
+            "enable_sleep_mode": True,
+            "gpu_memory_utilization": LEAST_UTILIZATION,
+        }
     return LoadPlan(
         weights=str(folder.path),
         engine={**engine, **settings.arguments},
@@ -60,16 +66,13 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
         host_kv_bytes=math.floor(settings.host_kv_gb * 1e9),
         policy=settings.policy,
         policy_options=settings.policy_options,
-        asynchronous=settings.runner == "async",
-        async_scheduling=settings.runner == "async" and settings.device == "cuda",  # vLLM has none on CPUs
-        forks=settings.runner == "async" and settings.device == "cpu",
         device_bytes=folder.weights_bytes // gpus + kv_bytes,
     )
 
 
 def environment(settings: VllmSettings) -> Mapping[str, str]:
     """Environment of the processes. A process alone on its cores would bind a thread to each."""
-    found = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if settings.runner == "in_process" else "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    found = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
     if settings.device == "cpu":
         threads = str(settings.cpu_threads)
         found |= {

@@ -149,7 +149,7 @@ class Child(asyncio.Protocol):
             code: int | None = None
             with suppress(TimeoutError):
                 code = await asyncio.wait_for(asyncio.shield(self._exit_code(self.pid)), EXIT_CODE_WAIT_S)
-            why = self._fatal or _said(code)
+            why = self._fatal or _exit_text(code)
         self._ended(why or self._fatal or "ended")
 
     def _ended(self, why: str) -> None:
@@ -228,7 +228,7 @@ class Child(asyncio.Protocol):
         task.add_done_callback(self._tasks.discard)
 
 
-def _said(code: int | None) -> str:
+def _exit_text(code: int | None) -> str:
     """How a process ended, for people."""
     if code is None:
         return "ended"

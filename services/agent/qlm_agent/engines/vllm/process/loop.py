@@ -11,10 +11,14 @@ from typing import Any
 
 from qlm_agent.engines.port import FailureKind, TextPrompt
 from qlm_agent.engines.vllm.process.frames import Frame, FrameReader
-from qlm_agent.engines.vllm.runners.runner import LoadPlan, Runner, RunOutput, RunPlan, Runs, bytes_of, ids_of
+from qlm_agent.engines.vllm.runner.port import LoadPlan, Runner, RunOutput, RunPlan, bytes_of, ids_of
+from qlm_agent.engines.vllm.runner.runs import Runs
 from qlm_core.chat import ChatPrompt
 
 READ_BYTES = 1 << 20
+
+IDLE_CHECK_S = 0.5
+"""How often an idle engine is checked for the end of a process of vLLM's own."""
 
 
 class ChildLoop:
@@ -26,7 +30,6 @@ class ChildLoop:
         self._reader = FrameReader()
         self._runner: Runner | None = None
         self._runs: Runs | None = None
-        self._paused = False
         self._stopped = False
         self._moves: dict[int, list[str]] = {}  # call -> runs on their way to host memory
 
@@ -39,25 +42,17 @@ class ChildLoop:
             if self._runner is not None:
                 self._runner.check()
             if self._working and self._runs is not None:
-                self._step(self._runs)
+                self._report(self._runs.step())  # even an empty step: it shows the agent that the process lives
             self._end_moves()
         if self._runner is not None:
             self._runner.close()
 
-    def _step(self, runs: Runs) -> None:
-        """Reports even an empty step of vLLM: it shows the agent that the process lives."""
-        steps = runs.runner.steps
-        made = runs.step()
-        if made or runs.runner.steps != steps:
-            self._report(made)
-
     @property
     def _working(self) -> bool:
-        return not self._stopped and self._runner is not None and self._runner.busy and (not self._paused or bool(self._moves))
+        return not self._stopped and self._runner is not None and self._runner.busy
 
     def _receive(self, *, wait: bool) -> list[Frame]:
-        wait_s = (None if self._runner is None else self._runner.check_every_s) if wait else 0.0
-        ready, _, _ = select.select([self._channel], [], [], wait_s)
+        ready, _, _ = select.select([self._channel], [], [], IDLE_CHECK_S if wait else 0.0)
         if not ready:
             return []
         data = self._channel.recv(READ_BYTES)
@@ -94,8 +89,7 @@ class ChildLoop:
             case "abort":
                 self._runs.abort(head["runs"])
             case "pause" | "resume":
-                self._paused = head["op"] == "pause"
-                self._runner.pause(self._paused)
+                self._runner.pause(head["op"] == "pause")
             case "offload":
                 self._moves[head["id"]] = list(self._runner.offload(head["runs"]))
                 return None

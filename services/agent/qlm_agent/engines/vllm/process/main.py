@@ -19,8 +19,8 @@ from typing import NoReturn
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.loop import ChildLoop
 from qlm_agent.engines.vllm.process.process_exit import die_with, guard_group
-from qlm_agent.engines.vllm.process.sources import digest
-from qlm_agent.engines.vllm.runners.runner import LoadPlan, Runner
+from qlm_agent.engines.vllm.process.versions import sources_digest
+from qlm_agent.engines.vllm.runner.port import LoadPlan, Runner
 
 REAP_S = 0.2
 """How often ended children are reaped."""
@@ -40,7 +40,7 @@ def hello() -> Frame:
     from vllm.platforms import current_platform
 
     device = str(current_platform.device_type)
-    versions = {"vllm": str(vllm.__version__), "torch": str(torch.__version__), "sources": digest()}
+    versions = {"vllm": str(vllm.__version__), "torch": str(torch.__version__), "sources": sources_digest()}
     return Frame({"t": "hello", **versions, "device": device, "pid": os.getpid()})
 
 
@@ -96,15 +96,11 @@ def engine_process(channel: socket.socket) -> NoReturn:
 
 def make_runner(plan: LoadPlan) -> Runner:
     """Builds vLLM."""
-    if plan.asynchronous or plan.engine.get("tensor_parallel_size", 1) > 1:
+    if plan.engine.get("tensor_parallel_size", 1) > 1:
         guard_group()  # there will be processes of vLLM's own
-    if plan.asynchronous:
-        from qlm_agent.engines.vllm.runners.async_engine import AsyncRunner
+    from qlm_agent.engines.vllm.runner.llm_engine import LlmEngineRunner
 
-        return AsyncRunner(plan)
-    from qlm_agent.engines.vllm.runners.in_process import InProcessRunner
-
-    return InProcessRunner(plan)
+    return LlmEngineRunner(plan)
 
 
 def reap(control: socket.socket) -> None:

@@ -21,8 +21,7 @@ import structlog
 
 from qlm_agent.engines.vllm.process.child import Child, ChildEnded
 from qlm_agent.engines.vllm.process.frames import Frame, FrameReader
-from qlm_agent.engines.vllm.process.sources import digest
-from qlm_agent.engines.vllm.process.versions import check_version
+from qlm_agent.engines.vllm.process.versions import check_version, sources_digest
 from qlm_core.errors import ConfigError
 from qlm_process.temporary_folder import TemporaryFolder
 
@@ -81,7 +80,7 @@ class Template:
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._errors: deque[str] = deque(maxlen=LINES_KEPT)
-        self.errors_said = 0  # all that there were
+        self.errors_logged = 0  # exceptions on its standard error so far
 
     async def start(self) -> None:
         """Returns when vLLM is imported. Raises ConfigError if it cannot be, or is too old, or if its QLM differs."""
@@ -119,7 +118,7 @@ class Template:
             await self.stop()
             raise ConfigError(f"agent.engine: vllm needs vLLM: {said.head['message']}")
         try:
-            if said.head.get("sources") != digest():
+            if said.head.get("sources") != sources_digest():
                 raise ConfigError(f"agent.vllm.python: {self._python} has another qlm-serving than the agent: install the same in both")
             check_version(said.head["vllm"])
         except ConfigError:
@@ -209,10 +208,10 @@ class Template:
         return tuple(self._lines)
 
     async def first_error(self, after: int) -> str:
-        """The first exception on its standard error after so many (`errors_said`), "" for none: if vLLM has processes of its own, its error
-        only says that one of them failed."""
+        """The first exception on its standard error after so many (`errors_logged`), "" for none. The error of a vLLM with processes of its
+        own only says that one of them failed."""
         await asyncio.sleep(LAST_WORDS_S)
-        count = self.errors_said - after
+        count = self.errors_logged - after
         return "" if count <= 0 else self._errors[max(0, len(self._errors) - count)]
 
     def _exit_of(self, pid: int) -> asyncio.Future[int]:
@@ -264,7 +263,7 @@ class Template:
                     self._lines.append(text)
                     if (error := ERROR.match(text)) is not None:
                         self._errors.append(error[1][:ERROR_CHARACTERS_MAX])
-                        self.errors_said += 1
+                        self.errors_logged += 1
                     structlog.get_logger().debug("vllm_said", line=text)
         finally:
             transport.close()

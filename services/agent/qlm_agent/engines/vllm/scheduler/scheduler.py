@@ -14,7 +14,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from qlm_agent.engines.vllm.scheduler import calls as scheduling_calls
 from qlm_agent.engines.vllm.scheduler.swap import KvSwapScheduling
 
 TESTED_VERSION = "0.32"
@@ -50,7 +49,6 @@ def check_vllm() -> None:
         missing.append("next_decode_eligible_step")
     if not issubclass(FCFSRequestQueue, list) and not hasattr(FCFSRequestQueue, "extend"):
         missing.append("FCFSRequestQueue.extend")
-    missing += scheduling_calls.lacking()
     if missing:
         raise ImportError(
             f"vLLM {vllm.__version__} has another scheduler than QLM's plug-in supports (tested: {TESTED_VERSION}.x); "
@@ -59,7 +57,6 @@ def check_vllm() -> None:
 
 
 check_vllm()
-scheduling_calls.install()
 
 
 class QlmScheduler(KvSwapScheduling, Scheduler):

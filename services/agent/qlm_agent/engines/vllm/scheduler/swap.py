@@ -81,16 +81,6 @@ class KvSwapScheduling(PolicyScheduling):
         """0 where nothing can be offloaded."""
         return 0 if self._swap is None else self._swap.host.capacity * self._swap.block_tokens
 
-    def swap_state(self) -> dict[str, Any]:
-        """See `scheduler.calls.qlm_swap_state`."""
-        return {
-            "away": {run_id: self.requests[self._by_run_id[run_id]].num_output_tokens for run_id in self.offloaded()},
-            "leaving": sorted(self.leaving()),
-            "used": self.host_kv_used_tokens(),
-            "capacity": self.host_kv_capacity_tokens(),
-            "moving": bool(self._leaving) or (self._swap is not None and self._swap.has_pending_push_work()),
-        }
-
     # Calls of vLLM ----------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:

@@ -1,4 +1,8 @@
-"""vLLM's LLMEngine in this process: the only module of the agent, beside `async_engine`, that imports vllm. One engine a process."""
+"""vLLM's LLMEngine in this process, with a process of vLLM's own for each GPU where there are several. One engine a process.
+
+With `async_scheduling` (on GPUs) vLLM schedules a step while the one before is under way, so output is a step late, and a step may still be
+under way when nothing is left to schedule.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,10 @@ from typing import Any
 
 from qlm_agent.delivery.logprobs import likeliest, record
 from qlm_agent.engines.port import FailureKind, FinishReason, TextPrompt
-from qlm_agent.engines.vllm.runners.prompts import ModelText
-from qlm_agent.engines.vllm.runners.runner import LoadPlan, RunnerStats, RunOutput, RunPlan
-from qlm_agent.engines.vllm.runners.sampling import vllm_arguments
-from qlm_agent.engines.vllm.runners.sleeping import SleepingModel, WorkerProbe
-from qlm_agent.engines.vllm.runners.worker_memory import EXTENSION
-from qlm_agent.engines.vllm.scheduler.kv_settings import offloading_config
+from qlm_agent.engines.vllm.runner.port import LoadPlan, RunnerStats, RunOutput, RunPlan, VllmProcessEnded
+from qlm_agent.engines.vllm.runner.prompts import ModelText
+from qlm_agent.engines.vllm.runner.sampling import vllm_arguments
+from qlm_agent.engines.vllm.runner.sleeping import EXTENSION, SleepingModel, WorkerProbe
 from qlm_core.chat import ChatPrompt
 
 
@@ -33,19 +35,41 @@ FINISHES = {"stop": FinishReason.STOP.value, "length": FinishReason.LENGTH.value
 """vLLM's reasons; others are failures."""
 
 
+STEPS_UNDER_WAY_MAX = 8
+"""vLLM has two under way, and reports ended requests to its workers in one more."""
+
+
 def engine_arguments(plan: LoadPlan) -> dict[str, Any]:
     """Keyword arguments of vllm.EngineArgs."""
-    scheduler = "QlmAsyncScheduler" if plan.async_scheduling else "QlmScheduler"
+    scheduler = "QlmAsyncScheduler" if plan.engine.get("async_scheduling") else "QlmScheduler"
     return {
         "model": plan.weights,
         "tokenizer": plan.weights,
         "disable_log_stats": True,
-        "async_scheduling": plan.async_scheduling,
+        "async_scheduling": False,
         "scheduler_cls": f"qlm_agent.engines.vllm.scheduler.scheduler.{scheduler}",
         "worker_extension_cls": EXTENSION,
         "additional_config": {"qlm": {"policy": plan.policy, "policy_options": plan.policy_options}},
         **offloading_config(plan.host_kv_bytes),
         **plan.engine,
+    }
+
+
+def offloading_config(host_kv_bytes: int) -> dict[str, Any]:
+    """Arguments of vllm.EngineArgs for KV swap: at most `host_kv_bytes` of host memory, all workers together, hold the KV of offloaded
+    requests. They are taken at the start (pinned on CUDA). Nothing for 0: then nothing can be offloaded."""
+    if host_kv_bytes <= 0:
+        return {}
+    from vllm.config import KVTransferConfig
+
+    return {
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector="QlmKvConnector",
+            kv_connector_module_path="qlm_agent.engines.vllm.scheduler.kv_connector",
+            # Loads are in the order of the model's stream; as a consumer vLLM would delay freeing blocks for loads that are not.
+            kv_role="kv_producer",
+            kv_connector_extra_config={"qlm_host_kv_bytes": host_kv_bytes},
+        )
     }
 
 
@@ -61,10 +85,8 @@ def sampling_params(sampling: dict[str, Any], output_tokens: int, defaults: dict
     return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA, extra_args={"qlm": policy})
 
 
-class InProcessRunner:
-    """See `qlm_agent.engines.vllm.runners.runner.Runner`."""
-
-    check_every_s: float | None = None  # an error in this process is raised
+class LlmEngineRunner:
+    """See `qlm_agent.engines.vllm.runner.port.Runner`."""
 
     def __init__(self, plan: LoadPlan) -> None:
         from vllm import EngineArgs
@@ -73,7 +95,8 @@ class InProcessRunner:
 
         self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(plan)))
         config = self._engine.vllm_config
-        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._core = self._engine.engine_core.engine_core
+        self._scheduler = self._core.scheduler
         self._block_size: int = config.cache_config.block_size
         self._kv_capacity_tokens = (self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1) * self._block_size
         self.kv_limit_tokens: int = config.model_config.max_model_len
@@ -84,7 +107,6 @@ class InProcessRunner:
         self._params: dict[str, Any] = {}  # vLLM's id -> its sampling parameters, if it has log probabilities
         self._started: dict[str, float] = {}  # vLLM's id -> when it began
         self._waiting_max = 0
-        self.steps = 0
         self._pauses = {True: PauseState.PAUSED_ALL, False: PauseState.UNPAUSED}
         self._kv_bytes_per_token = plan.kv_bytes_per_token
         self._weights = plan.weights
@@ -92,10 +114,11 @@ class InProcessRunner:
 
     @property
     def busy(self) -> bool:
-        return bool(self._scheduler.has_requests())
+        return bool(self._scheduler.has_requests() or self._core.batch_queue)
 
     def check(self) -> None:
-        """Nothing can end but this process."""
+        if getattr(self._core.model_executor, "is_failed", False):  # a worker has ended; errors in this process are raised
+            raise VllmProcessEnded("a process of vLLM's own has ended")
 
     def text_prompt(self, prompt: TextPrompt) -> list[int]:
         return self._text.text_prompt(prompt)
@@ -123,7 +146,6 @@ class InProcessRunner:
         began_s = time.monotonic()
         outputs = self._engine.step()
         now_s = time.monotonic()
-        self.steps += 1
         self._record_starts(began_s)
         made: list[RunOutput] = []
         for output in outputs:
@@ -163,6 +185,7 @@ class InProcessRunner:
         return back
 
     def sleep(self, level: int) -> None:
+        self._end_steps()
         self._engine.reset_prefix_cache()
         self._sleeping.sleep(level)
 
@@ -173,6 +196,7 @@ class InProcessRunner:
         self._sleeping.give_back()
 
     def reload(self, weights: str) -> None:
+        self._end_steps()
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights})
         self._weights = weights
         self._engine.reset_prefix_cache()
@@ -193,6 +217,14 @@ class InProcessRunner:
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
+
+    def _end_steps(self) -> None:
+        """Waits for steps under way of a model without runs to serve; aborted ones may be in them."""
+        for _ in range(STEPS_UNDER_WAY_MAX):
+            if not self._core.batch_queue:
+                return
+            self._engine.step()
+        raise RuntimeError("vLLM goes on with steps of a model that has no runs")
 
     def _record_starts(self, began_s: float) -> None:
         """Records the runs that began in the last step, and counts those that wait."""

@@ -9,6 +9,7 @@ memory (`Executor.sleep`). And pinned host memory that a wake empties stays with
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ POLL_S = 0.05
 """Longest wait for freed memory, and time between readings."""
 
 WEIGHTS_LEVEL = 1
+
+EXTENSION = "qlm_agent.engines.vllm.runner.sleeping.WorkerMemory"
+"""For `EngineArgs.worker_extension_cls`: vLLM makes it a base of its worker class."""
 
 
 class SleepFailed(RuntimeError):
@@ -50,8 +54,7 @@ class DeviceProbe(Protocol):
 
 
 class WorkerProbe:
-    """Reads each worker's own device (`worker_memory`): with tensor parallelism all of them, and no process that computes nothing opens a
-    device."""
+    """Reads each worker's own device: with tensor parallelism all of them, and no process that computes nothing opens a device."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -61,6 +64,28 @@ class WorkerProbe:
 
     def give_back(self) -> None:
         self._engine.collective_rpc("qlm_give_back")
+
+
+class WorkerMemory:
+    """Calls to vLLM's workers by `collective_rpc`. Its names must be ours alone; answers are plain lists, since they may cross a socket."""
+
+    def qlm_memory(self) -> list[int]:
+        """Free bytes on this worker's device, and its engine's bytes that a sleep can free. On a CPU: free bytes of the host, and 0."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), 0]
+        from vllm.device_allocator import get_mem_allocator_instance
+
+        free, _ = torch.cuda.mem_get_info()
+        return [int(free), int(get_mem_allocator_instance().get_current_usage())]
+
+    def qlm_give_back(self) -> None:
+        """Frees unused pinned host memory. PyTorch otherwise keeps it after a wake."""
+        import torch
+
+        if torch.cuda.is_available():
+            torch.accelerator.empty_host_cache()
 
 
 class SleepingModel:

@@ -1,10 +1,11 @@
-"""The tiers of models on CUDA, over engine processes that sleep as vLLM does on a GPU of the tests' own (`sleeping_gpu`)."""
+"""The tiers of models on CUDA and on CPUs, over engine processes that sleep as vLLM does on a GPU of the tests' own (`sleeping_gpu`)."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,25 +20,32 @@ from qlm_agent.engines.vllm.process.child import Child
 from qlm_agent.engines.vllm.process.template import Template
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
+from sleeping_gpu import CONFIG, Gpu, ThreadTemplate, model_folder
 from sleeping_gpu import KV_BYTES as KV
 from sleeping_gpu import WEIGHTS_BYTES as WEIGHTS
-from sleeping_gpu import Gpu, ThreadTemplate, model_folder
 
 MODELS = ("a", "b", "c", "d")
 DEADLINE_S = 20.0
 
 
 class Host:
-    """A GPU that holds one model and a half, and the placement of four models on it; `held`: models that host memory has room for."""
+    """A GPU that holds one model and a half, or a CPU, and the placement of four models on it; `held`: models that host memory has room
+    for; `unlike`: where the second model differs from the others."""
 
-    def __init__(self, folder: Path, held: float, **settings: Any) -> None:
-        self.gpu = Gpu(models=1.5, weights_bytes=WEIGHTS, kv_bytes=KV)
+    def __init__(self, folder: Path, held: float, *, device: str = "cuda", unlike: Sequence[tuple[str, Any]] = (), **settings: Any) -> None:
+        self.gpu = Gpu(models=1.5 if device == "cuda" else 2.0, weights_bytes=WEIGHTS, kv_bytes=KV)
         self.budget_bytes = int(held * WEIGHTS)
         self.ended: list[str] = []
         self.runs = EngineRuns()
-        known = {"device": "cuda", "kv_cache_gb": (KV + 1) / 1e9, "host_memory_gb": held * WEIGHTS / 1e9, **settings}
+        models: dict[str, dict[str, Any]] = {name: {"weights": model_folder(folder / name), "context_tokens_max": 64} for name in MODELS}
+        for name, value in unlike:
+            if name in CONFIG:
+                (folder / "b" / "config.json").write_text(json.dumps({**CONFIG, name: value}))
+            else:
+                models["b"][name] = value
+        known = {"device": device, "kv_cache_gb": (KV + 1) / 1e9, "host_memory_gb": held * WEIGHTS / 1e9, **settings}
         self.placement = Placement(
-            {name: VllmModel(name=name, weights=model_folder(folder / name), context_tokens_max=64) for name in MODELS},
+            {name: VllmModel(name=name, **fields) for name, fields in models.items()},
             VllmSettings(**known),
             cast(Template, ThreadTemplate(self.gpu)),
             self.runs,
@@ -242,3 +250,62 @@ async def test_any_order_of_loads_keeps_to_the_memory_there_is(make: Make, held:
             assert host.placement.tier(model) is tier
         await host.settled()
         host.check()
+
+
+# On a CPU: processes side by side as far as host memory goes, else one that takes other weights in place ---------------------------
+
+
+SWAP = (("a", Tier.ACTIVE), ("b", Tier.ACTIVE))
+
+
+async def killed(host: Host, model: str) -> None:
+    """Returns when its process is known to have ended, with its memory."""
+    child = host.placement.child(model)
+    assert child is not None
+    child.kill("killed by the test")
+    async with asyncio.timeout(DEADLINE_S):
+        while not child.ended:
+            await asyncio.sleep(0.001)
+    await host.settled()
+
+
+async def test_on_a_cpu_a_model_that_host_memory_holds_keeps_its_process(make: Make) -> None:
+    host = make(2.5, device="cpu")
+    await host.load(*SWAP)
+    assert host.tiers() == "wacc"
+    assert (host.gpu.processes, host.gpu.reads, len(host.placement.children)) == (2, [], 2)
+
+
+@pytest.mark.parametrize("held", [0.5, 1.5])
+async def test_on_a_cpu_that_holds_one_model_its_process_takes_the_others_weights(make: Make, held: float) -> None:
+    host = make(held, device="cpu")
+    await host.load(*SWAP)
+    assert host.tiers() == "cacc"
+    assert (host.gpu.processes, [Path(each).name for each in host.gpu.reads]) == (1, ["b"])
+    assert [child.model for child in host.placement.children] == ["b"]
+
+
+@pytest.mark.parametrize("unlike", [("context_tokens_max", 32), ("chat_template", "other.jinja"), ("num_hidden_layers", 2)])
+async def test_a_model_that_is_unlike_it_has_a_process_of_its_own(make: Make, unlike: tuple[str, object]) -> None:
+    host = make(1.5, device="cpu", unlike=[unlike])
+    await host.load(*SWAP)
+    assert host.tiers() == "cacc"
+    assert (host.gpu.processes, host.gpu.reads) == (2, [])
+    assert [child.model for child in host.placement.children] == ["b"]
+
+
+async def test_on_a_cpu_a_warm_model_whose_process_ends_is_cold(make: Make) -> None:
+    host = make(2.5, device="cpu")
+    await host.load(*SWAP)
+    await killed(host, "a")
+    assert host.tiers() == "cacc"
+
+
+async def test_an_active_model_whose_process_ended_is_cold_once_another_is_active(make: Make) -> None:
+    host = make(2.5, device="cpu")
+    await host.load(("a", Tier.ACTIVE))
+    await killed(host, "a")
+    await host.load(("b", Tier.ACTIVE))
+    assert host.tiers() == "cacc"
+    await host.load(("a", Tier.WARM))
+    assert (host.tiers(), host.placement.child("a") is None) == ("wacc", False)

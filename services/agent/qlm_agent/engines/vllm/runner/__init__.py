@@ -1,0 +1,1 @@
+"""Inside an engine process: vLLM, its runs, prompts and sleep."""

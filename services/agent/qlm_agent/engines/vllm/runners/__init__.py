@@ -1,1 +1,0 @@
-"""Inside an engine process: vLLM in this process or through AsyncLLM, behind one interface."""
