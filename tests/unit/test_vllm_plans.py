@@ -121,7 +121,7 @@ def test_a_plan_follows_from_the_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("device", "arguments", "scheduler"),
-    [("cpu", {}, "QlmScheduler"), ("cuda", {}, "QlmAsyncScheduler"), ("cuda", {"async_scheduling": False}, "QlmScheduler")],
+    [("cpu", {}, "QlmScheduler"), ("cuda", {}, "QlmScheduler"), ("cuda", {"async_scheduling": True}, "QlmAsyncScheduler")],
 )
 def test_the_scheduler_fits_the_way_of_scheduling(tmp_path: Path, device: str, arguments: dict[str, bool], scheduler: str) -> None:
     """Both order by the one policy."""

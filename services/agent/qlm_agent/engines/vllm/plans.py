@@ -53,7 +53,6 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
     if settings.device == "cuda":
         engine |= {
             "tensor_parallel_size": n_gpu,
-            "async_scheduling": True,  # vLLM has none on CPUs
             "enable_sleep_mode": True,
             "gpu_memory_utilization": LEAST_UTILIZATION,
         }
