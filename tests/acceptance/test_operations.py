@@ -20,7 +20,6 @@ import qlm
 from qlm_cli.options import default_config_path
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE
 from qlm_process.cluster.state import ClusterState, ProcessState
-from qlm_queue.embedded.server import EmbeddedServer
 from running_cluster import RunningCluster
 
 MODEL = "mistral-7b"
@@ -30,13 +29,14 @@ GRACE_S = 30.0
 WORKERS = 8
 ANSWER_TOKENS = 300
 SECONDS_OF_TWO = 6.0
-MOMENTS_MS = (0, 10, 40, 120)
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     agents = f"[{{name: {INSTANCE}, gpu: A100-80GB, models: [{MODEL}, {PAUSED}]}}]"
-    with RunningCluster(tmp_path / "cluster", {"agent.simulated.time_scale": "20", "agents": agents}) as running:
+    with RunningCluster(
+        tmp_path_factory.mktemp("operations") / "cluster", {"agent.simulated.time_scale": "20", "agents": agents}
+    ) as running:
         yield running
 
 
@@ -157,37 +157,14 @@ def serves_anew(old: ProcessState, state: ClusterState) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", ["gateway", "planner", "estimator", "agent"])
-async def test_a_signal_stops_a_service_at_any_moment(name: str, tmp_path: Path) -> None:
-    server = EmbeddedServer(tmp_path)
-    url = await server.start()
-    processes = [service(name, url, *(("--set", "gateway.listen=127.0.0.1:0") if name == "gateway" else ())) for _ in range(2)]
-    try:
-        for moment_ms in MOMENTS_MS:
-            process = processes.pop(0)
-            assert process.stdout is not None
-            while " ready " not in (line := process.stdout.readline()):
-                assert line, "it ended"
-            processes.append(service(name, url, *(("--set", "gateway.listen=127.0.0.1:0") if name == "gateway" else ())))
-            await asyncio.sleep(moment_ms / 1000)
-            process.send_signal(signal.SIGTERM)
-            rest, _ = process.communicate(timeout=GRACE_S)
-            assert process.returncode == 0, rest
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-        await server.stop()
-
-
 def test_a_state_folder_that_cannot_be_written_ends_no_cluster(cluster: RunningCluster) -> None:
     in_the_way = cluster.state_dir / "up.tmp"  # as good as a full disk: the state file cannot be written
     in_the_way.mkdir()
     agent = next(process for process in cluster.state.processes if process.service == "agent")
     os.kill(agent.pid, signal.SIGKILL)
     with qlm.Client(cluster.address) as client:
-        client.submit(MODEL, "Say something.", request_id="r", slo_s=60, max_tokens=40)
-        result = client.result("r", wait_s=60)
+        client.submit(MODEL, "Say something.", request_id="unwritten", slo_s=60, max_tokens=40)
+        result = client.result("unwritten", wait_s=60)
         assert result is not None
         assert result.state is qlm.RequestState.COMPLETED
     assert "state_not_written" in cluster.log()

@@ -187,22 +187,7 @@ def test_a_second_cluster_in_the_folder_is_refused(cluster: RunningCluster) -> N
     assert "another `qlm up` runs in" in second.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_drains_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    with RunningCluster(tmp_path / "state", FAST) as cluster:
-        with qlm.Client(cluster.address) as client:
-            stream = client.generate(MODEL, "Last words.", slo_s=30, max_tokens=200)
-            next(stream)
-            pids = cluster.pids
-            cluster.send(number)
-            rest = sum(chunk.count for chunk in stream)
-        assert rest > 0
-        assert cluster.wait() == 0, cluster.log()
-        assert [pid for pid in pids if not gone(pid)] == []
-        assert not (cluster.state_dir / "up.json").exists()
-
-
-def test_a_restart_keeps_an_accepted_request(tmp_path: Path) -> None:
+def test_a_restart_keeps_an_accepted_request_and_a_signal_drains(tmp_path: Path) -> None:
     cluster = RunningCluster(tmp_path / "state", SLOW)
     with cluster, qlm.Client(cluster.address) as client:
         accepted = client.submit(MODEL, "Keep me.", slo_s=3600, max_tokens=30, request_id="kept")
@@ -220,13 +205,14 @@ def test_a_restart_keeps_an_accepted_request(tmp_path: Path) -> None:
         assert result.queue_id == accepted.queue_id
         repeated = client.submit(MODEL, "Keep me.", slo_s=3600, max_tokens=30, request_id="kept")
         assert repeated.duplicate
-
-
-def test_a_killed_supervisor_takes_all_processes_along(tmp_path: Path) -> None:
-    with RunningCluster(tmp_path / "state", FAST) as cluster:
-        pids = cluster.pids
-        assert cluster.interrupt(signal.SIGKILL) == -signal.SIGKILL
-        wait_until(lambda: all(gone(pid) for pid in pids), 30.0, "all processes gone")
+        stream = client.generate(MODEL, "Last words.", slo_s=30, max_tokens=200)
+        next(stream)
+        pids = again.pids
+        again.send(signal.SIGTERM)
+        assert sum(chunk.count for chunk in stream) > 0
+        assert again.wait() == 0, again.log()
+        assert [pid for pid in pids if not gone(pid)] == []
+        assert not (again.state_dir / "up.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -254,3 +240,10 @@ def test_a_process_that_does_not_come_up_fails_it_in_a_line(tmp_path: Path) -> N
     assert ended.returncode == 1, ended.stderr
     assert "not serving after 3 s: gateway-0, planner-0, estimator-0, a100-0, h100-0" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_killed_supervisor_takes_all_processes_along(cluster: RunningCluster) -> None:
+    """The last one, for it ends the cluster of this module."""
+    pids = cluster.pids
+    assert cluster.interrupt(signal.SIGKILL) == -signal.SIGKILL
+    wait_until(lambda: all(gone(pid) for pid in pids), 30.0, "all processes gone")

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
 import redis.asyncio as redis
 
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, RequestEvent
-from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import ConfigError, Unavailable
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
-from qlm_process.metrics import serve_metrics
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue
@@ -235,56 +230,6 @@ def test_a_model_without_profile_is_refused_at_start() -> None:
     config = EstimatorConfig.model_validate({"models": [{"name": "chat", "profile": "Mistal-7B"}]})
     with pytest.raises(ConfigError, match=r"models\.chat\.profile.*Mistral-7B"):
         EstimatorProcess(config, RedisQueue("redis://127.0.0.1:1"), EstimatorMetrics())
-
-
-async def test_metrics_are_served(rig: Rig, estimator: Estimator) -> None:
-    await rig.serve(10, 40)
-    await learned(estimator, 10)
-    endpoint = serve_metrics(estimator.metrics.registry, "127.0.0.1", 0)
-    try:
-        with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{endpoint.port}/metrics", None, PATIENCE_S) as answer:
-            text = answer.read().decode()
-    finally:
-        await asyncio.to_thread(endpoint.stop)
-    for name in ("profile_version", "slowdown_ratio", "events_total", "missed_requests_total", "assess_seconds"):
-        assert f"# HELP qlm_estimator_{name}" in text
-
-
-async def test_groups_are_assessed_by_the_leader_and_by_a_standby(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
-    group_id = await rig.accept(40, deadline_in_s=-1.0)
-    fine = await rig.accept(3, deadline_in_s=100_000.0)
-    standby = Estimator(server.url)
-    await standby.start()
-    try:
-        for each in (estimator, standby):
-            async with each.stub() as stub:
-                found = await stub.Assess(estimator_pb2.AssessRequest(), timeout=PATIENCE_S)
-            assert found.waiting == 43
-            assert found.groups_assessed == 2
-            late = {group.group_id: group.late_expected for queue in found.queues for group in queue.groups}
-            assert late[group_id] == pytest.approx(40.0)
-            assert late[fine] == pytest.approx(0.0, abs=0.01)
-            assert found.late_expected == pytest.approx(40.0, abs=0.01)
-            assert found.made_s == pytest.approx(await rig.queue.server_time_s(), abs=PATIENCE_S)
-    finally:
-        await standby.stop()
-
-
-async def test_each_request_of_a_group_is_late_by_its_own_deadline(rig: Rig, estimator: Estimator) -> None:
-    """Half of them were due before they came, the other half are in hours: as they are told by the queue, not by the first alone."""
-    await rig.accept(40, deadline_in_s=-3_600.0, spread_s=7_200.0)
-    async with estimator.stub() as stub:
-        found = await stub.Assess(estimator_pb2.AssessRequest(), timeout=PATIENCE_S)
-    assert found.waiting == 40
-    assert found.late_expected == pytest.approx(20.0, abs=4.0)
-
-
-async def test_hostile_assessments_are_refused(estimator: Estimator) -> None:
-    for fields, reason in (({"groups_max": 10_001}, "INVALID_FIELD"), ({"instances": ["nobody"]}, "UNKNOWN_INSTANCE")):
-        async with estimator.stub() as stub:
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await stub.Assess(estimator_pb2.AssessRequest(**fields), timeout=PATIENCE_S)
-        assert from_rpc_error(raised.value).reason == reason
 
 
 async def test_calibration_is_reported_by_depth(rig: Rig, estimator: Estimator) -> None:

@@ -47,18 +47,6 @@ async def test_generate_streams_every_token_once_and_then_the_result(rig: Rig) -
         assert result.text.startswith(f" t{expected_tokens(PROMPT, 1)[0]}")
 
 
-async def test_submit_then_wait_for_the_result(rig: Rig) -> None:
-    gateway = await rig.gateway()
-    async with qlm.AsyncClient(gateway.address) as client:
-        accepted = await client.submit(MODEL, PROMPT, max_tokens=5)
-        assert await client.result(accepted.request_id, wait_s=0.05) is None
-        waiting = asyncio.create_task(client.result(accepted.request_id, wait_s=30.0))
-        rig.serve()
-        result = await waiting
-        assert result is not None
-        assert list(result.token_ids) == expected_tokens(PROMPT, 5)
-
-
 async def test_the_same_id_is_the_same_request_and_another_body_is_refused(rig: Rig) -> None:
     gateway = await rig.gateway()
     async with qlm.AsyncClient(gateway.address) as client:
@@ -131,17 +119,6 @@ async def test_logprobs_of_an_answer_longer_than_a_message(rig: Rig) -> None:
         assert len(chunks) > 1
         for chunk in chunks:
             assert chunk.logprobs == expected[chunk.offset : chunk.offset + chunk.count]
-
-
-async def test_without_logprobs_there_are_none(rig: Rig) -> None:
-    gateway = await rig.gateway()
-    rig.serve()
-    async with qlm.AsyncClient(gateway.address) as client:
-        chunks = [chunk async for chunk in client.generate(MODEL, PROMPT, max_tokens=5, request_id="r")]
-        assert [chunk.logprobs for chunk in chunks] == [()] * len(chunks)
-        result = await client.result("r")
-        assert result is not None
-        assert result.logprobs == ()
 
 
 async def test_text_is_read_from_any_piece(rig: Rig) -> None:

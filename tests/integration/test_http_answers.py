@@ -22,7 +22,6 @@ from .http_rig import (
     CHAT,
     USAGE,
     chat_text,
-    http_gateway,
     opened,
     state_of,
     text_of,
@@ -53,19 +52,6 @@ async def test_a_chat_is_answered_and_streamed_with_the_same_text(rig: Rig) -> N
         assert {chunk.created for chunk in chunks} == {chunks[0].created}
         without = [chunk async for chunk in await client.chat.completions.create(**CHAT, stream=True)]
         assert all(chunk.usage is None and chunk.choices for chunk in without)
-
-
-async def test_the_sync_client_is_served_alike(rig: Rig) -> None:
-    rig.serve()
-    url = (await http_gateway(rig)).gateway.http_url
-
-    def calls() -> tuple[str | None, str, list[str]]:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
-            chat = client.chat.completions.create(**CHAT)
-            parts = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**CHAT, stream=True)]
-            return chat.choices[0].message.content, "".join(parts), [model.id for model in client.models.list()]
-
-    assert await asyncio.to_thread(calls) == (chat_text(6), chat_text(6), [MODEL])
 
 
 async def test_completions_take_texts_and_token_ids_and_count_a_prompt_once(rig: Rig) -> None:

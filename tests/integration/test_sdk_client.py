@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,6 @@ from qlm_cli.operate.status import held_line
 from qlm_core.request import RequestKey
 from qlm_queue.values import Bounds, LiveRequest
 
-from .gateway_process import gateway_process
 from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens, open_rig, until
 
 PROMPT = [5, 6, 7]
@@ -129,18 +127,6 @@ async def test_the_trace_of_a_call_stands_in_for_that_of_the_request(rig: Rig) -
     stored = await rig.queue.find(RequestKey("default", "r"))
     assert isinstance(stored, LiveRequest)
     assert Request.FromString(stored.body).trace.traceparent.split("-")[1] == "c" * 32
-
-
-async def test_a_prediction_comes_with_the_acceptance(rig: Rig) -> None:
-    rig.publish()
-    gateway = await rig.gateway()
-    async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
-        while True:  # until the gateway has read the waits
-            accepted = await client.submit(MODEL, PROMPT, max_tokens=50)
-            if accepted.prediction is not None:
-                break
-        assert 0.0 <= accepted.prediction.wait_p50_s <= accepted.prediction.wait_p90_s
-        assert 0.0 < accepted.prediction.completion_p50_s <= accepted.prediction.completion_p90_s
 
 
 async def test_a_gateway_that_hangs_is_left_for_another(rig: Rig) -> None:
@@ -278,19 +264,6 @@ async def test_text_of_a_model_with_a_tokenizer_is_whole_across_gateways(rig: Ri
         with pytest.raises(InvalidRequest) as refused:
             await first.submit(MODEL, "fox " * 20_000)
         assert refused.value.reason == "PROMPT_TOO_LONG"
-
-
-async def test_a_gateway_process_is_killed_and_its_clients_go_on(rig: Rig, tmp_path: Path) -> None:
-    async with gateway_process(rig, tmp_path) as one, gateway_process(rig, tmp_path) as two:
-        rig.serve()
-        async with qlm.AsyncClient([one.address, two.address]) as client:
-            streams = [client.generate(MODEL, [index + 1], max_tokens=200) for index in range(10)]
-            tasks = [asyncio.create_task(collect(stream)) for stream in streams]
-            await until(lambda: all(stream.offset > 5 for stream in streams), "all streams under way")
-            one.process.kill()
-            assert await asyncio.gather(*tasks) == [expected_tokens([index + 1], 200) for index in range(10)]
-        two.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(two.process.wait(), 10.0) == 0
 
 
 def test_wrong_settings_stop_the_process_with_their_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,22 +171,6 @@ async def test_settings_that_changed_with_a_restart_are_refused_until_they_hold(
     await queue.stop()
 
 
-async def test_a_setting_that_changes_under_a_connection_is_refused(server: Server) -> None:
-    server.start()
-    queue = RedisQueue(server.url)
-    await queue.start()
-    await queue.accept(acceptance(0))
-    client = redis.Redis.from_url(server.url)
-    await client.config_set("appendfsync", "everysec")
-    await asyncio.sleep(0.6)
-    with pytest.raises(Unavailable, match="everysec"):
-        await queue.accept(acceptance(1))
-    await client.config_set("appendfsync", "no")
-    await accepted_at_last(queue, 1)
-    await queue.stop()
-    await client.aclose()
-
-
 async def test_nothing_is_acknowledged_whose_log_was_not_written(tmp_path: Path) -> None:
     """The size of a file is limited, as a full disk limits it; then the server is killed, and what it acknowledged is there."""
     if shutil.which("redis-server") is None:
@@ -317,4 +301,20 @@ async def test_a_look_at_the_queue_notices_what_a_server_lost(server: Server) ->
     assert [log["event"] for log in logs] == ["queue_lost_requests"]
     await queue.stop()
     await planner.stop()
+    await client.aclose()
+
+
+async def test_a_setting_that_changes_under_a_connection_is_refused(server: Server) -> None:
+    server.start()
+    queue = RedisQueue(server.url)
+    await queue.start()
+    await queue.accept(acceptance(0))
+    client = redis.Redis.from_url(server.url)
+    await client.config_set("appendfsync", "everysec")
+    await asyncio.sleep(0.6)
+    with pytest.raises(Unavailable, match="everysec"):
+        await queue.accept(acceptance(1))
+    await client.config_set("appendfsync", "no")
+    await accepted_at_last(queue, 1)
+    await queue.stop()
     await client.aclose()

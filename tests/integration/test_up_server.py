@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from qlm_cli.up.config import UpSection
 from qlm_cli.up.server import SupervisedServer
 from qlm_core.errors import Unavailable
 from qlm_process.settings import QueueSettings
+from qlm_queue.embedded import allocator
+from qlm_queue.embedded.server import EmbeddedServer
 
 DEADLINE_S = 20.0
 SETTINGS = UpSection(restart_backoff_s=0.05, restart_backoff_max_s=0.2, restarts_max=100)
@@ -78,5 +81,20 @@ async def test_it_gives_up_after_restarts_max(tmp_path: Path) -> None:
         with holder_of(address), pytest.raises(Unavailable, match="ended 3 times"):
             async with asyncio.timeout(DEADLINE_S):
                 await watching
+    finally:
+        await server.stop()
+
+
+# The embedded server as it is started ---------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has loaded is read from /proc")
+async def test_the_server_runs_with_the_allocator_of_its_package(tmp_path: Path) -> None:
+    library = allocator.preload()
+    assert library is not None, f"{allocator.PACKAGE} is not installed"
+    server = EmbeddedServer(tmp_path)
+    try:
+        await server.start()
+        assert str(Path(library).resolve()) in Path(f"/proc/{server.pid}/maps").read_text(encoding="utf-8")
     finally:
         await server.stop()

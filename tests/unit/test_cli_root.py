@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import ast
+import io
+import json
+import math
 import subprocess
 import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.table import Table
 
+from qlm.values import GroupStatus
+from qlm_cli.console import plain_console
+from qlm_cli.json_text import json_text
+from qlm_cli.options import default_config_path
 from qlm_cli.root import COMMANDS, described, root
-from qlm_core.errors import QueueFull
+from qlm_cli.up.config import ProcessSpec, UpConfig, process_specs
+from qlm_core.errors import ConfigError, QueueFull
+from qlm_process.config import OVERRIDES_VARIABLE, load_config
 
 ROOT = Path(__file__).parents[2]
 SERVICE_HELP = ("SECTION.NAME=VALUE", "_s seconds", "QLM_SECTION__NAME", "Exit codes")
@@ -47,8 +58,9 @@ def test_help_lists_every_command_without_loading_one() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_each_command_tells_its_flags_and_units(name: str) -> None:
-    command = [sys.executable, "-m", "qlm_cli", name, "--help"]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    result = CliRunner().invoke(root, [name, "--help"], prog_name="qlm")
+    assert result.exit_code == 0, result.output
+    output = result.output
     assert f"Usage: qlm {name}" in output
     assert "--help" in output
     words = " ".join(output.split())
@@ -108,3 +120,101 @@ def test_output_that_cannot_be_written_is_told_in_a_line(redirection: str, said:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr.strip()) == ("", said)
     assert done.returncode == 1 or not said
+
+
+# Whatever ids and models are named, commands show it as it is ---------------------------------------------------------
+
+
+NAMES = ("[/red]", "[bold]", "[red]x[/red]", ":smile:", "[link=x]", "\\[x]", "[", "[/]", "[@click=f]x[/]")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_no_markup(name: str) -> None:
+    console = plain_console()
+    console.file = file = io.StringIO()
+    table = Table(title=name)
+    table.add_column(name)
+    table.add_row(name)
+    console.print(name, table)
+    assert file.getvalue().count(name) == 4
+
+
+# JSON of commands: no figure in it that readers of JSON refuse --------------------------------------------------------
+
+
+def refuse(name: str) -> object:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_a_group_without_a_deadline() -> None:
+    group = GroupStatus(group_id="g", model="m", slo_kind="priority", slo_class="p3", waiting=2, first_deadline_s=math.inf)
+    read = json.loads(json_text({"groups": (asdict(group),)}), parse_constant=refuse)
+    assert read == {"groups": [{**asdict(group), "first_deadline_s": None}]}
+
+
+@pytest.mark.parametrize("value", [0, -1.5, True, None, "text", [], {}, 2**60])
+def test_the_rest_is_as_it_was(value: object) -> None:
+    assert json.loads(json_text({"a": [value]})) == {"a": [value]}
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_no_number_is_null(value: float) -> None:
+    assert json_text([value]) == "[null]"
+
+
+# What `qlm up` runs, from its settings --------------------------------------------------------------------------------
+
+
+def load(**overrides: str) -> UpConfig:
+    return load_config(UpConfig, default_config_path(), overrides=overrides, environment={})
+
+
+def settings(spec: ProcessSpec) -> dict[str, object]:
+    found: dict[str, object] = json.loads(spec.environment[OVERRIDES_VARIABLE])
+    return found
+
+
+def test_the_shipped_configuration_has_two_gpus_and_one_of_each_service() -> None:
+    specs = process_specs(load(), "qlm.yaml", {"agent.batch_max": "8"}, "redis://h:1")
+    assert [(spec.service, spec.name) for spec in specs] == [
+        ("gateway", "gateway-0"),
+        ("planner", "planner-0"),
+        ("estimator", "estimator-0"),
+        ("agent", "a100-0"),
+        ("agent", "h100-0"),
+    ]
+    command = specs[3].command
+    assert command[1:7] == ("-m", "qlm_agent", "--config", "qlm.yaml", "--name", "a100-0")
+    assert settings(specs[3])["agent.batch_max"] == "8"
+
+
+def test_no_setting_stands_on_a_command_line() -> None:
+    given = {"queue.url": "redis://:secret@h:1", "agent.openai.base_url": "http://u:secret@h"}
+    for spec in process_specs(load(), "qlm.yaml", given, "redis://:secret@h:1"):
+        assert not any("secret" in part for part in spec.command)
+        assert settings(spec).items() >= given.items()
+        assert load_config(UpConfig, None, environment=spec.environment).queue.url == "redis://:secret@h:1"
+
+
+def test_a_whole_queue_section_that_was_given_does_not_hide_the_url() -> None:
+    (first, *_) = process_specs(load(), "qlm.yaml", {"queue": "{name: other}"}, "redis://h:1")
+    queue = load_config(UpConfig, None, environment=first.environment).queue
+    assert (queue.name, queue.url) == ("other", "redis://h:1")
+    (first, *_) = process_specs(load(), "qlm.yaml", {"queue.url": "redis://x", "queue": "{name: other}"}, "redis://h:1")
+    assert load_config(UpConfig, None, environment=first.environment).queue.url == "redis://h:1"
+
+
+def test_metrics_ports_follow_the_base() -> None:
+    config = load(**{"up.metrics_port_base": "9100"})
+    ports = [settings(spec)["telemetry.metrics_port"] for spec in process_specs(config, "f", {}, "u")]
+    assert ports == [9100, 9101, 9102, 9103, 9104]
+
+
+def test_two_processes_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two processes are named 'a100-0'"):
+        load(planners="[{name: a100-0}]")
+
+
+def test_a_standby_is_one_more_entry() -> None:
+    config = load(planners="[{name: planner-0}, {name: planner-1}]")
+    assert [entry.name for entry in config.planners] == ["planner-0", "planner-1"]

@@ -21,7 +21,7 @@ from qlm_process.settings import SecuritySettings
 
 SETTINGS = HttpSettings()
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Why?"}]}
-EXAMPLES = 400
+EXAMPLES = 150
 
 
 def call_of(cls: type[Body], body: object, headers: Mapping[str, str] | None = None) -> Call:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.estimator.families import FAMILIES, family_rows
 from benchmarks.estimator.figures import BY_KEY, MULTIS, SHIFT_NAMES, SINGLES, details, p90_cells, r2_behind, runs_of, values_of
+from benchmarks.estimator.lengths import measure_file, measure_lengths
 from benchmarks.estimator.multi import predict_multi
 from benchmarks.estimator.runs import Plan, measure_run, seeds_of
 from benchmarks.estimator.scores import Judged, r2
@@ -184,7 +185,7 @@ def test_the_arrivals_of_a_tick_are_spread_over_it(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_all_keys_and_draws(tmp_path: Path) -> None:
-    write_trace(tmp_path, "azure_conv_2023", 600)
+    write_trace(tmp_path, "azure_conv_2023", 250)
     out = tmp_path / "out"
     options = ["--traces", str(tmp_path), "--seeds", "1", "--only", "r2_wait_azure", "--predicted-max", "100", "--processes", "1"]
     result = CliRunner().invoke(main, ["estimator", "--json", "--plot", "--out", str(out), *options], catch_exceptions=False)
@@ -204,7 +205,7 @@ def test_a_folder_without_the_trace_is_wrong_use(tmp_path: Path) -> None:
 
 def test_what_a_mean_of_each_class_cannot_tell_is_held_against_the_oracle(tmp_path: Path) -> None:
     """Kinds of work that change while requests wait: who learns a length at its arrival knows it no better."""
-    plan = Plan(traces=tmp_path, seeds=(1,), rows_max=2_000, predicted_max=300, processes=1)
+    plan = Plan(traces=tmp_path, seeds=(1,), rows_max=600, predicted_max=100, processes=1)
     run = measure_run("abrupt", 1, plan)
     assert run.oracle is not None
     assert (run.oracle.actual_wait_s == run.judged.actual_wait_s).all(), "the same truth"
@@ -214,3 +215,43 @@ def test_what_a_mean_of_each_class_cannot_tell_is_held_against_the_oracle(tmp_pa
     values = values_of(["r2_behind_oracle"], {name: [run] for name in SINGLES})["r2_behind_oracle"]
     assert isinstance(values, dict)
     assert values["most"] == pytest.approx(behind, abs=1e-4)
+
+
+# The measurement of output lengths: what it counts, on traces that are made here --------------------------------------
+
+
+def write(path: Path, *, clients: bool, rows: int = 2_500) -> Path:
+    """Two clients of one median, or nobody that could be told apart; one request a second."""
+    rng = np.random.default_rng(1)
+    lines = ["arrival_s,input_tokens,output_tokens" + (",model,client" if clients else "")]
+    for number in range(rows):
+        client = int(rng.integers(2))
+        center = (30.0, 300.0)[client] if clients else 100.0
+        output = max(1, round(float(rng.lognormal(np.log(center), 0.4))))
+        lines.append(f"{number},{rng.integers(100, 200)},{output}" + (f",m,c{client}" if clients else ""))
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    return path
+
+
+def test_what_can_be_told_apart_is_gained(tmp_path: Path) -> None:
+    errors = measure_file(write(tmp_path / "two.csv.gz", clients=True))
+    assert errors.gain_percent > 40.0
+    assert errors.used > 0.8
+
+
+def test_where_nothing_can_be_gained_nothing_is_lost(tmp_path: Path) -> None:
+    errors = measure_file(write(tmp_path / "one.csv.gz", clients=False))
+    assert errors.gain_percent > -0.5
+    assert errors.expected <= errors.model
+
+
+def test_the_same_seed_gives_the_same_figures(tmp_path: Path) -> None:
+    path = write(tmp_path / "two.csv.gz", clients=True, rows=600)
+    assert measure_file(path, 3) == measure_file(path, 3)
+    assert measure_file(path, 3) != measure_file(path, 4)
+
+
+def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="azure_conv_2023"):
+        measure_lengths(tmp_path, [1])

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from io import StringIO
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def run(policy: str, **fields: object) -> PolicyRun:
     return PolicyRun(policy=policy, **{**values, **fields})  # type: ignore[arg-type]
 
 
+@cache
 def simulated(*arguments: str) -> PolicyRun:
     result = CliRunner().invoke(main, ["simulate", *SMALL, *arguments])
     assert result.exit_code == 0, result.output
@@ -77,7 +79,7 @@ def test_a_simulated_run_ends_every_request_and_is_the_same_again() -> None:
     assert (first.policy, first.simulated, first.requests, first.ended) == ("slo", True, 60, 60)
     assert set(first.attainment) == {"interactive", "batch-1", "batch-2"}
     assert 0.0 < first.wait_p50_s <= first.wait_p99_s <= first.run_s
-    assert simulated() == first
+    assert simulated.__wrapped__() == first
 
 
 def test_simulated_agents_are_set_as_live_ones() -> None:
@@ -118,7 +120,7 @@ def test_simulated_clients_say_what_live_ones_say(monkeypatch: pytest.MonkeyPatc
         return made
 
     monkeypatch.setattr("qlm_sim.comparison.message", sending)
-    simulated()
+    simulated.__wrapped__()
     assert len(sent) == 60
     assert all(each.HasField("temperature") and each.temperature == 0.0 and not each.HasField("seed") for each in sent)
 

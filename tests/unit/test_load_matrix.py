@@ -99,15 +99,15 @@ def test_a_variant_has_settings_of_its_own() -> None:
 
 
 def test_a_run_serves_all_and_is_the_same_again() -> None:
-    task = CellTask(cell=small(), variant="least_loaded", batch_max=BATCH_MAX, seed=1)
+    task = CellTask(cell=small(30), variant="least_loaded", batch_max=BATCH_MAX, seed=1)
     first = run(task)
-    assert first.ended == 60
+    assert first.ended == 30
     assert first.every > 90.0
     assert replace(first, real_s=0.0) == replace(run(task), real_s=0.0)
 
 
 def test_the_command_from_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cells_module, "cells", lambda seed, *, quick: (small(),))
+    monkeypatch.setattr(cells_module, "cells", lambda seed, *, quick: (small(20),))
     json_path, picture_path = tmp_path / "matrix.json", tmp_path / "matrix.png"
     options = [
         "--policies",
@@ -127,7 +127,7 @@ def test_the_command_from_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert len(cell["runs"]) == 6
     assert whole["least_margin"]["best"] is None
     assert picture_path.stat().st_size > 1_000
-    assert "small: 60 requests" in CliRunner().invoke(main, ["matrix", "--list"]).output
+    assert "small: 20 requests" in CliRunner().invoke(main, ["matrix", "--list"]).output
 
 
 @pytest.mark.parametrize("options", [["--only", "nothing"], ["--policies", "best"], ["--seeds", "x"], ["--set", "nothing"]])

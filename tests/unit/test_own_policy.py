@@ -50,7 +50,7 @@ def test_any_other_name_is_refused_with_the_reason(folder: Path, name: str, why:
 
 
 def test_it_runs_in_virtual_time(folder: Path) -> None:
-    command = [sys.executable, "-m", "qlm_load", "simulate", "--policy", "users_policies:Last", "--requests", "60"]
+    command = [sys.executable, "-m", "qlm_load", "simulate", "--policy", "users_policies:Last", "--requests", "20"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    assert '"policy": "users_policies:Last", "simulated": true, "requests": 60, "ended": 60' in done.stdout
+    assert '"policy": "users_policies:Last", "simulated": true, "requests": 20, "ended": 20' in done.stdout

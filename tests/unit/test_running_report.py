@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qlm.api.v1 import instance_pb2
 from qlm_agent.decisions.runs import Run, RunPhase, RunTable
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.delivery.requests import read_pulled
 from qlm_agent.shell.running_report import running_report
+from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.preemption import Urgency
 from qlm_core.reported_runs import GroupRuns, RunsTold
 from qlm_core.request import RequestKey
+from qlm_core.running_request import output_left, predict_running
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.wire import instance as instance_wire
 from qlm_process.wire.running import RUNS_MAX, from_body, to_body
 from qlm_queue.values import Pulled
@@ -111,3 +119,108 @@ def test_what_makes_no_sense_is_not_taken(fields: dict[str, object]) -> None:
             setattr(message, name, value)
     assert from_body(message.SerializeToString()) is None
     assert from_body(b"\xff\xff") is None
+
+
+# When a request that runs now will end --------------------------------------------------------------------------------
+
+
+CATALOGUE = {"m": ModelSpec(name="m", profile="Mistral-7B")}
+SHIPPED = shipped_snapshot()
+
+
+def running(
+    produced_tokens: int,
+    *,
+    output_tokens_max: float = math.inf,
+    beside: int = 10,
+    waiting: int = 0,
+    waiting_for: str = "m",
+    time_scale: float = 1.0,
+) -> RequestPrediction:
+    facts = InstanceFacts(
+        name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("m",), time_scale=time_scale
+    )  # fmt: skip
+    groups = () if not waiting else (request(waiting=waiting, model=waiting_for),)
+    view = QueueView(instance=facts, active_model="m", running=beside, groups=groups)
+    found = predict_running(view, CATALOGUE, SHIPPED, request(output_tokens_max=output_tokens_max), produced_tokens)
+    assert found is not None
+    return found
+
+
+def request(*, waiting: int = 1, output_tokens_max: float = math.inf, model: str = "m") -> GroupView:
+    return GroupView(
+        group_id="", model=model, slo_class="64s", token_class="1024", waiting=waiting, waiting_prompt_tokens=600 * waiting,
+        first_deadline_s=100.0, output_tokens_max=output_tokens_max,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [1, 40, 200, 420])
+def test_what_was_made_counts(made: int) -> None:
+    """Not what is left of the mean: one that has made twice that still has some to make. Against draws of outputs that were longer."""
+    output = SHIPPED.workload_for("m", "64s", "1024").output_tokens
+    drawn = np.random.default_rng(3).gamma(output.mean**2 / output.variance, output.variance / output.mean, 400_000)
+    left = drawn[drawn > made] - made
+    found = running(made)
+    step_s = running(10, output_tokens_max=11.0).completion.mean  # one token, beside as many
+    assert found.wait == Normal.point(0.0)
+    assert found.completion.mean / step_s == pytest.approx(left.mean(), rel=0.05)
+    assert found.completion.deviation / step_s == pytest.approx(left.std(), rel=0.05)
+
+
+@pytest.mark.parametrize("made", [10, 100_000])
+def test_its_limit_bounds_what_is_not_known(made: int) -> None:
+    """With two tokens left at the most it makes one or two, whatever its class does: half a token either way."""
+    last, two = running(made, output_tokens_max=made + 1.0).completion, running(made, output_tokens_max=made + 2.0).completion
+    assert last.variance == 0.0
+    assert last.mean <= two.mean <= 2.0 * last.mean
+    assert two.deviation <= 0.5 * last.mean * (1.0 + 1e-9)
+
+
+def test_before_the_first_token_the_prefill_is_to_come() -> None:
+    assert running(0).completion.mean > running(1).completion.mean
+    assert running(0).prefill_s > 0.0
+    assert running(1).prefill_s == 0.0
+
+
+def test_a_full_engine_and_others_that_join_are_slower() -> None:
+    assert running(5, beside=100).completion.mean > running(5, beside=1).completion.mean
+    assert running(5, waiting=500).completion.mean > running(5).completion.mean
+    assert running(5, waiting=500, waiting_for="other") == running(5), "who waits for another model does not join"
+    assert running(5, time_scale=10.0).completion.mean == pytest.approx(running(5).completion.mean / 10.0)
+
+
+def test_no_more_join_than_there_is_time_for() -> None:
+    """Seats become free as others end, however little the request itself has left: no batch of prefills is beside its last token."""
+    last, hundred = (running(100, output_tokens_max=100.0 + left, beside=200, waiting=500).completion.mean for left in (1.0, 100.0))
+    alone = running(100, output_tokens_max=101.0, beside=200).completion.mean
+    assert alone < last < 10.0 * alone
+    assert hundred > 30.0 * last
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6))
+def test_it_ends_at_its_limit(produced_tokens: int, output_tokens_max: int) -> None:
+    found = running(produced_tokens, output_tokens_max=float(output_tokens_max))
+    room = max(1, output_tokens_max - produced_tokens)
+    step_s = 1.0  # no decode step of this engine is nearly that long
+    assert 0.0 <= found.completion.mean <= room * step_s + found.prefill_s
+    assert found.completion.variance >= 0.0
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6))
+def test_the_output_that_is_left_is_within_the_limit(produced_tokens: int, output_tokens_max: int) -> None:
+    left = output_left(SHIPPED, request(output_tokens_max=float(output_tokens_max)), produced_tokens)
+    room = max(1, output_tokens_max - produced_tokens)
+    assert 1.0 <= left.mean <= room
+    assert left.deviation <= 0.5 * (room - 1) * (1.0 + 1e-9), "half of it makes one token, half all that it may"
+
+
+def test_no_output_is_negative() -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        output_left(SHIPPED, request(), -1)
+
+
+def test_without_a_profile_nothing_is_said() -> None:
+    facts = InstanceFacts(name="a", incarnation="a/1", gpu="unheard-of", n_gpu=1, engine="simulated", models=("m",))
+    view = QueueView(instance=facts, active_model="m", running=1, groups=())
+    assert predict_running(view, {}, SHIPPED, request(), 3) is None
+    assert predict_running(view, CATALOGUE, SHIPPED, request(model="other"), 3) is None

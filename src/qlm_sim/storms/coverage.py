@@ -1,6 +1,6 @@
 """Faults that must have hit work under way: the coverage of the seeds.
 
-`COMMON` is met by the 64 seeds of every test run, `RARE` also by a thousand. A change that makes one of them impossible changes this list.
+`COMMON` is met by the seeds of every test run, `RARE` also by a thousand. A change that makes one of them impossible changes this list.
 """
 
 from __future__ import annotations

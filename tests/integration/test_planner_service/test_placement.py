@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from dataclasses import replace
 
 import grpc.aio
@@ -12,9 +10,6 @@ import pytest
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.instance import UNASSIGNED
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_planner.board.board import Board
-from qlm_planner.cost.service_times import ClassTable
-from qlm_planner.plan.plan_view import PlanView, plan_view
 from qlm_planner.shell import leadership
 from qlm_process.wire.profile import to_body
 from qlm_queue.values import ESTIMATOR_ROLE
@@ -45,69 +40,9 @@ async def test_requests_are_placed_pulled_and_traced(cluster: Cluster) -> None:
         assert str(span.attributes["qlm.group_id"]).startswith("g")
 
 
-async def test_arrivals_while_groups_drain(cluster: Cluster) -> None:
-    """A request that arrives as its group drains is opened again on its queue: everything is served, with no overview to help."""
-    await cluster.join("a")
-    total = 600
-    served = 0
-    async with cluster.planner(overview_every_s=1000.0):
-
-        async def drain() -> None:
-            nonlocal served
-            while served < total:
-                served += await cluster.serve("a")
-                await asyncio.sleep(0)
-
-        async with asyncio.timeout(30):
-            draining = asyncio.create_task(drain())
-            keys = []
-            for _ in range(total // 3):
-                keys += await cluster.submit("mistral-7b", count=3)
-            await draining
-        assert await cluster.ended(keys)
-
-
-async def test_expired_requests_are_swept(cluster: Cluster) -> None:
-    await cluster.join("a")
-    async with cluster.planner():
-        keys = await cluster.submit("mistral-7b", count=3, expire_after_s=0.2)
-        await until(lambda: cluster.ended(keys), "expired requests end")
-    assert (await cluster.overview()).live == 0
-
-
-async def test_an_unserved_model_waits_for_an_instance(cluster: Cluster) -> None:
-    await cluster.join("a", models=["mistral-7b"])
-    async with cluster.planner():
-        await cluster.submit("vicuna-13b", count=5)
-        await until(cluster.all_placed, "placed")
-        assert await cluster.waiting_on(UNASSIGNED) == 5
-        await cluster.join("b", models=["vicuna-13b"])
-
-        async def moved() -> bool:
-            return await cluster.waiting_on("b") == 5
-
-        await until(moved, "the groups move to the instance that joined")
-
-
-async def test_a_lost_instance_gives_back_what_it_ran(cluster: Cluster) -> None:
-    incarnation = await cluster.join("a")
-    async with cluster.planner():
-        await cluster.submit("mistral-7b", slo_s=600.0, count=40)
-        await until(cluster.all_placed, "placed")
-        pulled = await cluster.pull("a", "mistral-7b", 15)
-        assert len(pulled) == 15
-        await cluster.join("b")
-        await cluster.kill_agent("a")
-
-        async def moved() -> bool:
-            overview = await cluster.overview()
-            return incarnation not in overview.incarnations and await cluster.waiting_on("b") == 40
-
-        await until(moved, "everything is with the other instance")
-        assert await cluster.serve("b") == 40
-
-
-async def test_the_plan_over_grpc(cluster: Cluster) -> None:
+@pytest.mark.parametrize("thread_groups", [leadership.THREAD_GROUPS, 1], ids=["on the loop", "beside it"])
+async def test_the_plan_over_grpc(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, thread_groups: int) -> None:
+    monkeypatch.setattr(leadership, "THREAD_GROUPS", thread_groups)
     await cluster.join("a")
     async with cluster.planner() as shell, grpc.aio.insecure_channel(shell.address) as channel:
         stub = planner_pb2_grpc.PlannerStub(channel)
@@ -155,26 +90,6 @@ async def test_the_plan_rests_on_what_was_published_last_and_can_be_read(cluster
         assert await is_slow()
         await cluster.queue.publish_profiles(lease, 7, to_body(replace(shipped, version=7)))
         await until(is_as_usual, "the plan knows that it is no more")
-
-
-async def test_a_picture_of_many_groups_is_made_beside_the_loop(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of 10,000 groups takes a third of a second, in which the lease is to be renewed and others are to be answered."""
-    made_by: set[int] = set()
-
-    def watched(board: Board, table: ClassTable, now_s: float) -> PlanView:
-        made_by.add(threading.get_ident())
-        return plan_view(board, table, now_s)
-
-    monkeypatch.setattr(leadership, "plan_view", watched)
-    monkeypatch.setattr(leadership, "THREAD_GROUPS", 1)
-    await cluster.join("a")
-    async with cluster.planner() as shell, grpc.aio.insecure_channel(shell.address) as channel:
-        await cluster.submit("mistral-7b", count=10)
-        await until(cluster.all_placed, "placed")
-        plan = await planner_pb2_grpc.PlannerStub(channel).GetPlan(planner_pb2.GetPlanRequest(), timeout=20)
-        assert sum(group.waiting for queue in plan.queues for group in queue.groups) == 10
-        assert made_by
-        assert threading.get_ident() not in made_by
 
 
 async def test_what_would_meet_the_slos_over_grpc(cluster: Cluster) -> None:

@@ -83,35 +83,6 @@ async def test_a_drain_moves_the_groups_away_at_once(cluster: Cluster) -> None:
         assert await cluster.serve("b") == 30
 
 
-async def test_an_instance_that_joins_takes_its_share(cluster: Cluster) -> None:
-    """A predicted gain above the margin: groups that wait behind others go to it."""
-    await cluster.join("a")
-    async with cluster.planner(delta=0.1, replan_every_s=0.1) as shell:
-        await leading(cluster, shell)
-        await cluster.submit("mistral-7b", slo_s=30.0, count=400)
-        await cluster.submit("vicuna-13b", slo_s=30.0, count=400)
-        await until(cluster.all_placed, "placed")
-        before = await cluster.overview()
-        await cluster.join("b", "H100-80GB")
-
-        async def shared() -> bool:
-            return await cluster.waiting_on("b") > 100
-
-        await until(shared, "the new one has its share")
-        after = await cluster.overview()
-        assert after.plan_version > before.plan_version
-        served = 0
-
-        async def all_served() -> bool:
-            """In rounds: what is served makes room, for which more groups may move."""
-            nonlocal served
-            served += await cluster.serve("a") + await cluster.serve("b")
-            return served >= 800
-
-        await until(all_served, "all are served")
-        assert served == 800
-
-
 async def test_an_instance_that_leaves_in_order_keeps_nothing(cluster: Cluster) -> None:
     """Deregistered, its groups still on its queue: they are somebody else's after the planner has seen it."""
     await cluster.join("a", models=["mistral-7b"])

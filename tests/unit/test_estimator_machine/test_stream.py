@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from predicted_times import predict_request
+from qlm_core.prediction_views import QueueView
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.workload_profile import PRIOR_SAMPLES, WORKLOAD_PRIOR
 from qlm_estimator.events import Lifecycle, LifecycleKind, Publish, QueueSeen
 from qlm_estimator.machine import EstimatorMachine, Learning
+from qlm_estimator.speed.base_rows import prior_s
+from qlm_estimator.speed.factor import MEMORY_S
 
 from .driver import BEGAN_MS, CATALOGUE, GROUPS, INSTANCE, SHIPPED, Driver, duration_s
 
@@ -148,3 +155,90 @@ def test_whatever_comes_profiles_stay_sound(told: list[tuple[Lifecycle, bool]], 
         for row in machine.snapshot.hardware:
             assert 1 / 16 <= row.slowdown <= 16
     assert versions == list(range(1, len(versions) + 1))
+
+
+# What is said with no data at all, with one finished request, and after a first answer of an absurd length ------------
+
+
+IDLE = QueueView(instance=INSTANCE, active_model="chat", running=0, groups=())
+
+
+def completion_s(snapshot: ProfileSnapshot) -> float:
+    """Of a request on an idle instance."""
+    found = predict_request((IDLE,), CATALOGUE, snapshot, "chat", 500, 8_000, 1e9, slo_class="64s", token_class="1024")
+    assert found is not None
+    assert all(math.isfinite(each) and each >= 0.0 for each in (found.wait.mean, found.completion.mean, found.completion.variance))
+    return found.completion.mean
+
+
+def test_without_data_the_shipped_rows_and_the_prior_are_believed() -> None:
+    driver = Driver()
+    driver.seen()
+    driver.tick(100.0)
+    assert driver.published == [], "there is nothing to tell"
+    assert driver.machine.snapshot.workload_for("chat", "64s", "1024") == WORKLOAD_PRIOR
+    expected_s = duration_s(round(WORKLOAD_PRIOR.output_tokens_mean))
+    assert completion_s(driver.machine.snapshot) == pytest.approx(expected_s, rel=0.1)
+
+
+def test_one_finished_request_weighs_as_one_beside_the_priors() -> None:
+    driver = Driver()
+    driver.seen()
+    before_s = completion_s(driver.machine.snapshot)
+    took_s = duration_s(2_000, slowdown=2.0)
+    driver.run(0.0, took_s, output_tokens=2_000)
+    driver.tick(took_s + 10.0)
+    snapshot = driver.machine.snapshot
+    (row,) = [row for row in snapshot.workload if row.key == ("chat", "", "")]
+    assert row.samples == 1
+    assert row.output_tokens_variance == pytest.approx(0.0, abs=1.0)
+    believed = snapshot.workload_for("chat", "", "")
+    weight = 1.0 / (1.0 + PRIOR_SAMPLES)
+    assert believed.output_tokens_mean == pytest.approx(weight * 2_000 + (1.0 - weight) * WORKLOAD_PRIOR.output_tokens_mean, rel=0.01)
+    assert believed.output_tokens_variance > WORKLOAD_PRIOR.output_tokens_variance, "one says little of how much they vary"
+    (learned,) = [row for row in snapshot.hardware if row.instance]
+    assert learned.samples == 1
+    run_s, prior = took_s / 2.0, prior_s(SHIPPED.hardware[0]) * math.exp(-took_s / MEMORY_S)
+    assert learned.prior_share == pytest.approx(prior / (run_s + prior), rel=0.05)
+    assert learned.slowdown == pytest.approx((2.0 * run_s + prior) / (run_s + prior), rel=0.05)
+    # Ten times as long, at half the speed: a third of it is believed of its class, which leans on rows of the same one request.
+    assert before_s < completion_s(snapshot) < 7.0 * before_s
+
+
+def test_a_first_answer_of_an_absurd_length_is_soon_outweighed() -> None:
+    driver = Driver()
+    driver.seen()
+    driver.run(0.0, 100.0, "0", output_tokens=7_900)
+    for number in range(1, 101):
+        driver.run(100.0 + number, 100.5 + number, str(number), output_tokens=100)
+    rows = driver.workload()
+    assert set(rows) == {("chat", "", ""), ("chat", "", "1024"), ("chat", "64s", "1024")}
+    for row in rows.values():
+        assert row.output_curve().median_tokens == pytest.approx(100.0, rel=0.05)
+        assert row.output_tokens_mean < 150.0
+
+
+# Pulls of groups that no reading of the queue has told of yet ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", ["big", ""])
+def test_a_pull_of_a_group_not_read_yet_counts_for_its_own_model(told: str) -> None:
+    """Up to two seconds pass from one reading of the queue to the next, and a model may become active between them. A queue that does not
+    tell the model leaves only that of the last reading."""
+    driver = Driver()
+    driver.seen(instances=(replace(INSTANCE, active_model="chat"),))
+    for number in range(30):
+        _run_big(driver, 10.0 * number, str(number), told)
+    driver.tell(LifecycleKind.PULLED, 400.0, "long", group_id="new", model=told)
+    _run_big(driver, 500.0, "last", told)
+    driver.tick(520.0)
+    rows = {row.key: row for row in driver.machine.snapshot.workload}
+    assert rows["big", "", ""].censored == (told == "big")
+
+
+def _run_big(driver: Driver, began_s: float, queue_id: str, told: str) -> None:
+    """A run of 200 tokens in five seconds."""
+    driver.tell(LifecycleKind.PULLED, began_s, queue_id, group_id="new", model=told)
+    times = {"first_token_s": BEGAN_MS / 1e3 + began_s + 0.2, "finished_s": BEGAN_MS / 1e3 + began_s + 5.0}
+    ended: dict[str, object] = {"group_id": "new", "model": "big", "slo_class": "64s", "output_tokens": 200, **times}
+    driver.tell(LifecycleKind.COMPLETED, began_s + 5.0, queue_id, **ended)

@@ -17,7 +17,7 @@ from qlm_queue.values import LiveRequest, Owned, Pulled, RequeueCause
 
 from .world import LEASE_S, START_S, World, hardware
 
-STEP_S = 0.1
+STEP_S = 0.25
 SEATS = 50
 REQUEST_S = 4.0
 SWAP_S = 3.0

@@ -92,10 +92,9 @@ async def test_models_are_swapped_whenever_the_next_request_wants_another() -> N
     assert sum(before != after for before, after in itertools.pairwise(models)) == 39
 
 
-@pytest.mark.parametrize("seed", range(2))
-async def test_a_cluster_of_one_is_a_plain_queue(seed: int) -> None:
+async def test_a_cluster_of_one_is_a_plain_queue() -> None:
     """Served batch after batch, it swaps exactly as often, and is late exactly as often, as a list of requests served from its front."""
-    jobs = overload(seed)
+    jobs = overload(0, seconds=40, bursts=20)
     assert await serve_by_plan(jobs, FCFS) == serve_in_order(jobs, "fcfs")
 
 

@@ -122,7 +122,7 @@ async def test_figures_that_are_no_numbers_stop_no_placement(monkeypatch: pytest
         keys += await world.submit(("alpha", "beta", "gamma")[number % 3], slo_s=60.0 + 600.0 * number, count=5)
         await world.settle()
     await world.tell(ReplanAsked(ask=1))
-    await world.advance(60.0)
+    await world.advance(15.0)
     assert {await world.state(key) for key in keys} == {"PLACED"}
     assert any(1 in change.replans for change in world.changes), "who asks is answered"
     failed = [job for job in world.jobs if job.outcome is Outcome.FAILED]
@@ -131,7 +131,7 @@ async def test_figures_that_are_no_numbers_stop_no_placement(monkeypatch: pytest
     assert not world.solves
     monkeypatch.setattr(ClassTable, "_shared", sound)
     await world.tell(ProfilesRead(catalogue=CATALOGUE, profiles=profiles(version=2)))
-    await world.advance(60.0)
+    await world.advance(15.0)
     await world.tell(ReplanAsked(ask=2))
     await world.advance(1.0)
     assert world.solves

@@ -260,10 +260,10 @@ async def test_two_models_do_not_take_turns_pushing_each_other_out() -> None:
     """A-B-A-C: three models with requests alike, each of which would like to be first: they give way to nobody who is not more urgent, so
     there are few evictions, and far fewer swaps than changes of model in the order of arrival."""
     models = ("alpha", "beta", "alpha", "gamma")
-    jobs = [Job(0.4 * number, models[number % 4], 30.0) for number in range(300)]
+    jobs = [Job(0.4 * number, models[number % 4], 30.0) for number in range(150)]
     cluster = SmallCluster(Policy(lease_ttl_s=LEASE_S))
     cluster.world.snapshot = profiles(output_tokens=180.0, swap_s=3.0)
     served = await cluster.serve(jobs)
-    assert served.count[30.0] == 300
-    assert served.swaps <= 30, served
-    assert served.evictions <= 100, served
+    assert served.count[30.0] == 150
+    assert served.swaps <= 15, served
+    assert served.evictions <= 50, served

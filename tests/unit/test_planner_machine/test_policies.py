@@ -121,9 +121,9 @@ async def test_batching_by_model_beats_edf_on_swaps_and_fcfs_on_lateness() -> No
 async def test_no_thrash_between_two_models() -> None:
     """A-B-A-C: single requests of three models in turn, each with an earlier deadline than the one before. Plain EDF swaps at every one."""
     models = ("alpha", "beta", "alpha", "gamma")
-    jobs = [Job(arrival_s=0.5 * number, model=models[number % 4], slo_s=900.0 - 2.0 * number) for number in range(200)]
+    jobs = [Job(arrival_s=0.5 * number, model=models[number % 4], slo_s=900.0 - 2.0 * number) for number in range(100)]
     edf = serve_in_order(jobs, "edf")
     planned = await serve_by_plan(jobs)
-    assert edf.swaps >= 30, edf
+    assert edf.swaps >= 15, edf
     assert planned.swaps <= edf.swaps / 3, (edf, planned)
     assert planned.late == 0

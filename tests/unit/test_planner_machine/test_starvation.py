@@ -89,32 +89,25 @@ def test_a_bound_that_makes_no_sense_is_refused(value: float) -> None:
         PlannerSettings.model_validate({"wait_max_slos": value})
 
 
-def adversarial(load: float, urgent_s: float, patient: int, patient_s: float, seconds: float) -> list[Job]:
-    """An endless stream of urgent requests of one model, at a share of what the engine can do, and a few patient ones of another model:
-    for these a swap there and back makes many urgent ones late, so that by cost alone they never come."""
+def adversarial(load: float, urgent_s: float, patient_s: float, seconds: float) -> list[Job]:
+    """An endless stream of urgent requests of one model, at a share of what the engine can do, and a patient one of another model: for this
+    a swap there and back makes many urgent ones late, so that by cost alone it never comes."""
     rate = load * SEATS / REQUEST_S
     stream = [Job(arrival_s=number / rate, model="alpha", slo_s=urgent_s) for number in range(int(seconds * rate))]
-    return stream + [Job(arrival_s=1.0, model="beta", slo_s=patient_s)] * patient
+    return [*stream, Job(arrival_s=1.0, model="beta", slo_s=patient_s)]
 
 
 def served(jobs: list[Job], policy: Policy) -> Served:
     return asyncio.run(SmallCluster(policy).serve(jobs))
 
 
-@given(st.floats(0.7, 0.98), st.sampled_from([6.0, 8.0]), st.integers(1, 3), st.sampled_from([16.0, 20.0]))
-@settings(max_examples=3, deadline=None)
-def test_nobody_starves_behind_an_endless_urgent_stream(load: float, urgent_s: float, patient: int, patient_s: float) -> None:
-    found = served(adversarial(load, urgent_s, patient, patient_s, 4.0 * patient_s), POLICY)
-    assert found.longest_wait_s[patient_s] <= POLICY.wait_max_slos * patient_s, found
-    assert found.attained(urgent_s) > 0.1, "others are served in time"
-
-
-def test_without_the_bound_they_would_starve() -> None:
-    jobs = adversarial(0.97, 6.0, 1, 16.0, 80.0)
+def test_nobody_starves_behind_an_endless_urgent_stream_and_without_the_bound_they_would() -> None:
+    jobs = adversarial(0.97, 6.0, 16.0, 60.0)
     unbounded = served(jobs, Policy(lease_ttl_s=LEASE_S, wait_max_slos=1e6, wait_max_s=0.0))
     bounded = served(jobs, POLICY)
     assert unbounded.longest_wait_s[16.0] > 3.0 * 16.0 + STEP_S
     assert bounded.longest_wait_s[16.0] <= 3.0 * 16.0
+    assert bounded.attained(6.0) > 0.1, "others are served in time"
     assert bounded.swaps <= unbounded.swaps + 2
     assert SWAP_S < MARGIN_SLOS * 16.0, "what the margin is for"
 

@@ -56,7 +56,7 @@ def test_the_program_is_the_cost_where_nothing_is_uncertain(solver: Solver, seed
     assert valid(problem, found.orders.lists())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_all_orders_are_all_orders(seed: int) -> None:
     """With everything uncertain too."""
     problem = drawn(seed, Shape(groups=5, queues=2, models=3, tightness=1.5, bands=1 + seed % 2, partial=0.3))
@@ -85,7 +85,7 @@ def test_the_objective_as_printed_ignores_deadlines() -> None:
 
 
 @given(problem=problems(groups_max=5, queues_max=2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_least_sum_of_completions_is_that_of_all_orders(problem: Problem) -> None:
     """What runs may end late, give way, or be of a model that nobody asks for."""
     problem = replace(problem, band=np.zeros_like(problem.band))
@@ -144,7 +144,7 @@ def in_scenario(problem: Problem, scenario: Scenario, weights: Weights | None = 
     return replace(certain(problem), work_s=scenario.work_s, own_s=scenario.own_s, weights=weights or problem.weights)
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_the_best_orders_for_samples_are_those_of_the_least_mean_cost(seed: int) -> None:
     """Over all orders, each sample by itself."""
     problem = uncertain(seed)
@@ -154,7 +154,7 @@ def test_the_best_orders_for_samples_are_those_of_the_least_mean_cost(seed: int)
     assert found.objective == pytest.approx(cheapest_together([in_scenario(problem, each) for each in samples]) / 3, rel=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_the_best_orders_at_a_quantile_count_late_by_it_and_all_else_in_the_mean(seed: int) -> None:
     problem = uncertain(seed)
     problem = replace(problem, leave_cost=0.0 * problem.leave_cost)
@@ -235,7 +235,7 @@ def test_a_failing_solver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_solver_that_runs_out_of_time_answers_or_says_so(solver: Solver) -> None:
     problem = small(3, groups=12, queues=3)
     try:
-        found = solve_exactly(problem, Settings(solver=solver, time_limit_s=1.0))
+        found = solve_exactly(problem, Settings(solver=solver, time_limit_s=0.3))
     except NoOrders:
         return
     assert valid(problem, found.orders.lists())

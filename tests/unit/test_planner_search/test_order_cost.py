@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn_problems import by_hand, problems
-from qlm_planner.search import Orders, Problem, construct, evaluate
+from qlm_planner.search import Orders, Problem, construct, evaluate, solve
 from qlm_planner.search.order_state import plan_cost, plan_of
 from qlm_planner.search.packing import packed
 from slow_evaluator import slow_cost
@@ -100,3 +105,37 @@ def test_each_request_is_late_by_its_own_place_and_deadline() -> None:
     problem = by_hand(model=[0], work_s=[[100.0]], deadline_s=[50.0], kind=[0], active=[0])
     assert evaluate(problem, Orders.of([[0]])).late == pytest.approx(5.0)
     assert evaluate(replace(problem, spread_s=np.array([100.0])), Orders.of([[0]])).late == pytest.approx(0.0)
+
+
+# CP-SAT as an oracle of deterministic problems: another formulation, by another solver, in a process of its own -------
+
+
+ORACLE = Path(__file__).parents[2] / "support" / "cp_sat_oracle.py"
+
+if importlib.util.find_spec("ortools") is None:
+    pytest.skip("ortools is not installed (the extra dev)", allow_module_level=True)
+
+
+@pytest.mark.parametrize(("seed", "groups", "queues"), [(1, 7, 1), (2, 7, 2), (3, 8, 3)])
+def test_the_cheapest_orders_cost_what_cp_sat_proves(seed: int, groups: int, queues: int) -> None:
+    chance = np.random.default_rng(seed)
+    models = 3
+    model = chance.integers(0, models, groups).tolist()
+    work_s = chance.integers(5, 60, groups).tolist()
+    deadline_s = chance.integers(10, 200, groups).tolist()
+    count = [int(each) * 32 for each in chance.integers(1, 5, groups)]
+    active = chance.integers(-1, models, queues).tolist()
+    swap_s = 25
+    problem = by_hand(model=model, work_s=[work_s], deadline_s=deadline_s, kind=[0] * queues, active=active, swap_s=swap_s, models=models)
+    problem = replace(problem, count=np.array(count, dtype=np.float64))
+    told = {
+        "model": model,
+        "count": count,
+        "work_s": work_s,
+        "deadline_s": deadline_s,
+        "swap_s": [swap_s] * models,
+        "active": active,
+        "work_weight": 10,
+    }
+    ran = subprocess.run([sys.executable, ORACLE], input=json.dumps(told), capture_output=True, text=True, timeout=100, check=True)
+    assert solve(problem, moves=40_000, seed=seed).cost.total == pytest.approx(json.loads(ran.stdout)["cost"], rel=1e-6, abs=1.0)
