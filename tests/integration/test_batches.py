@@ -181,6 +181,8 @@ async def test_a_cancelled_batch_keeps_what_was_answered(rig: Rig, tmp_path: Pat
             while not (batch := await client.batches.retrieve(created.id)).request_counts or batch.request_counts.completed < 4:
                 await asyncio.sleep(0.02)
         serving.cancel()
+        with pytest.raises(openai.ConflictError):
+            await client.files.delete(created.input_file_id)
         assert (await client.batches.cancel(created.id)).status == "cancelling"
         batch = await ended(client, created.id)
         assert batch.status == "cancelled"

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from qlm.api.v1.request_pb2 import Request
+from qlm_core.errors import QueueFull
+from qlm_core.request import RequestKey
 from qlm_gateway.batches.answers import ERRORS, OUTPUT, Answers
+from qlm_gateway.batches.driver import POLL_S, BatchDriver
 from qlm_gateway.batches.folder import BatchFolder
 from qlm_gateway.batches.lines import ERRORS_MAX, check_file, read_lines
-from qlm_gateway.batches.records import BatchRecord, FileRecord
+from qlm_gateway.batches.records import BatchRecord, BatchState, FileRecord
 from qlm_gateway.batches.settings import BatchSettings
 from qlm_gateway.front.http.settings import HttpSettings
 
@@ -20,6 +28,19 @@ BATCH = BatchRecord(
     id="batch-" + "0" * 24, tenant="a/../b", input_file_id="file-" + "0" * 24, endpoint="/v1/completions", window="1h", created_s=0.0
 )
 PART = st.sampled_from([b"\n", b"\r\n", b"{", b"}", b'"custom_id"', b":", b'"a"', b",", b"[", b"\xef\xbb\xbf", b"\x00", b"1e999", b"null"])
+
+
+class Nobody:
+    """A queue that is asked for nothing."""
+
+    async def submit(self, request: Request) -> NoReturn:
+        raise AssertionError("no line is sent")
+
+    async def end_of(self, key: RequestKey, wait_s: float) -> NoReturn:
+        raise AssertionError("no end is waited for")
+
+    async def cancel(self, key: RequestKey) -> NoReturn:
+        raise AssertionError("nothing is cancelled")
 
 
 def folder_of(tmp_path: Path) -> BatchFolder:
@@ -98,3 +119,45 @@ def test_a_tenant_is_a_folder_of_its_own_whatever_its_name(tmp_path: Path) -> No
     assert folder.files("..")
     folder.delete_expired(10.0)
     assert not folder.files("..")
+
+
+def test_of_too_many_batches_the_oldest_that_has_ended_is_forgotten(tmp_path: Path) -> None:
+    folder = BatchFolder(BatchSettings(folder=str(tmp_path), tenant_files_max=2))
+    first, second, third = (BATCH.model_copy(update={"id": f"batch-{number:024x}", "created_s": float(number)}) for number in range(3))
+    folder.add_batch(first)
+    folder.add_batch(second)
+    with pytest.raises(QueueFull):
+        folder.add_batch(third)
+    folder.finish(second.moved(BatchState.COMPLETED, 9.0))
+    folder.add_batch(third)
+    assert [each.id for each in folder.batches(BATCH.tenant)] == [third.id, first.id]
+    assert folder.open_batches() == [(BATCH.tenant, first.id), (BATCH.tenant, third.id)]
+
+
+def test_what_is_left_of_an_upload_goes_after_a_day(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    part = folder.begin_file(BATCH.tenant)
+    part.write_bytes(b"half")
+    folder.delete_expired(part.stat().st_mtime + 80_000.0)
+    assert part.exists()
+    folder.delete_expired(part.stat().st_mtime + 90_000.0)
+    assert not part.exists()
+
+
+async def test_a_damaged_batch_leaves_the_others_and_is_tried_again_later(tmp_path: Path) -> None:
+    """Its record is no record; the other's input file is gone, which is said of it."""
+    folder = folder_of(tmp_path)
+    damaged = BATCH.model_copy(update={"id": "batch-" + "1" * 24})
+    folder.add_batch(damaged)
+    next(tmp_path.rglob(f"{damaged.id}.json")).write_text("{")
+    driver = BatchDriver(folder, BatchSettings(), HttpSettings(), Nobody(), {}, lambda _result, _chat: {}, time.time)
+    with capture_logs() as logs:
+        running = asyncio.create_task(driver.run())
+        async with asyncio.timeout(20.0):
+            while folder.batch(BATCH.tenant, BATCH.id).state is not BatchState.FAILED:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(1.5 * POLL_S)
+        running.cancel()
+        await asyncio.wait([running])
+    assert [each.code for each in folder.batch(BATCH.tenant, BATCH.id).errors] == ["invalid_file"]
+    assert [each["batch"] for each in logs if each["event"] == "batch_failed"] == [damaged.id], "once in RETRY_MAX_S"

@@ -68,18 +68,22 @@ class BatchDriver:
         self._room = asyncio.Semaphore(settings.in_flight_max)
 
     async def run(self) -> None:
-        """Runs until cancelled. What goes wrong with one batch is logged, and tried again with the next poll."""
-        running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """Runs until cancelled. What goes wrong with one batch is logged, and tried again after RETRY_MAX_S."""
+        running: dict[tuple[str, str], asyncio.Task[bool]] = {}
+        again_s: dict[tuple[str, str], float] = {}
         cleaned_s = 0.0
         try:
             while True:
                 for key, task in list(running.items()):
                     if task.done():
                         del running[key]
+                        again_s[key] = 0.0 if task.result() else self._now_s() + RETRY_MAX_S
                 try:
-                    for tenant, batch_id in await asyncio.to_thread(self._folder.open_batches):
-                        if (tenant, batch_id) not in running:
-                            running[tenant, batch_id] = asyncio.create_task(self._guarded(tenant, batch_id))
+                    batches = await asyncio.to_thread(self._folder.open_batches)
+                    again_s = {key: at_s for key, at_s in again_s.items() if key in batches}
+                    for key in batches:
+                        if key not in running and self._now_s() >= again_s.get(key, 0.0):
+                            running[key] = asyncio.create_task(self._guarded(*key))
                     if self._now_s() - cleaned_s >= EXPIRED_FILES_EVERY_S:
                         cleaned_s = self._now_s()
                         await asyncio.to_thread(self._folder.delete_expired, cleaned_s)
@@ -92,11 +96,15 @@ class BatchDriver:
             if running:
                 await asyncio.wait(running.values())
 
-    async def _guarded(self, tenant: str, batch_id: str) -> None:
+    async def _guarded(self, tenant: str, batch_id: str) -> bool:
+        """Whether it ended."""
         try:
             await self._drive(await asyncio.to_thread(self._folder.batch, tenant, batch_id))
-        except (QlmError, OSError, ValueError) as error:
-            structlog.get_logger().error("batch_failed", batch=batch_id, error=f"{type(error).__name__}: {error}")
+        except Exception as error:  # a full disk, a damaged record or a bug costs this batch some time, and no other one
+            first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            structlog.get_logger().error("batch_failed", batch=batch_id, error=f"{type(first).__name__}: {first}")
+            return False
+        return True
 
     async def _drive(self, batch: BatchRecord) -> None:
         if batch.state is BatchState.VALIDATING:
@@ -166,10 +174,11 @@ class BatchDriver:
                     if number in answers.done:
                         continue
                     await self._room.acquire()
-                    tasks.create_task(self._answered(batch, number, raw, answers, in_flight))
+                    task = tasks.create_task(self._answered(batch, number, raw, answers, in_flight))
+                    task.add_done_callback(lambda _: self._room.release())
 
     async def _answered(self, batch: BatchRecord, number: int, raw: bytes, answers: Answers, in_flight: dict[int, RequestKey]) -> None:
-        """One line, to its answer; gives the room back."""
+        """One line, to its answer."""
         key = in_flight[number] = RequestKey(batch.tenant, f"{batch.id}.{number}")
         custom_id = ""
         try:
@@ -185,8 +194,6 @@ class BatchDriver:
             answers.add(number, custom_id, None, {"code": error.error.code, "message": error.error.message})
         except QlmError as error:
             answers.add(number, custom_id, None, {"code": error.reason.lower(), "message": error.message})
-        finally:
-            self._room.release()
         del in_flight[number]  # one that is cancelled stays: it is withdrawn
 
     async def _result(self, batch: BatchRecord, line: Line, key: RequestKey) -> Result:

@@ -19,13 +19,14 @@ from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ValidationError
 
-from qlm_core.errors import NotFound, QueueFull
-from qlm_gateway.batches.records import BatchRecord, FileRecord
+from qlm_core.errors import NotFound, PreconditionFailed, QueueFull
+from qlm_gateway.batches.records import TERMINAL, BatchRecord, FileRecord
 from qlm_gateway.batches.settings import BatchSettings
 
 ID = re.compile(r"(file|batch)-[0-9a-f]{24}")
 OUTPUT = "batch_output"
 """Purpose of the files of answers."""
+PART_KEPT_S = 86_400.0
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -80,23 +81,38 @@ class BatchFolder:
         return self._of(record.tenant, "files") / f"{record.id}.data"
 
     def delete_file(self, record: FileRecord) -> None:
+        """Raises PreconditionFailed for the input of a batch that has not ended."""
+        if self._is_read(record):
+            raise PreconditionFailed(f"a batch that has not ended reads {record.id}", reason="FILE_IN_USE", details={"id": record.id})
         (self._of(record.tenant, "files") / f"{record.id}.json").unlink(missing_ok=True)
         self.data(record).unlink(missing_ok=True)
 
     def delete_expired(self, now_s: float) -> None:
+        """Deletes files whose time is over, and what is left of uploads that broke off a day ago."""
         for tenant in self._tenants():
             for record in self.files(tenant):
-                if record.expires_s is not None and record.expires_s <= now_s:
+                if record.expires_s is not None and record.expires_s <= now_s and not self._is_read(record):
                     self.delete_file(record)
+            for part in self._of(tenant, "files").glob(".*.part"):
+                if part.stat().st_mtime < now_s - PART_KEPT_S:
+                    part.unlink(missing_ok=True)
+
+    def _is_read(self, record: FileRecord) -> bool:
+        ids = [batch_id for tenant, batch_id in self.open_batches() if tenant == record.tenant]
+        return any(self.batch(record.tenant, batch_id).input_file_id == record.id for batch_id in ids)
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
     def add_batch(self, record: BatchRecord) -> None:
-        """Raises QueueFull for a tenant with too many."""
+        """Of more than `tenant_files_max` the oldest that has ended is forgotten. Raises QueueFull where all are open."""
         folder = self._of(record.tenant, "batches")
         folder.mkdir(parents=True, exist_ok=True)
-        if sum(1 for _ in folder.glob("*.json")) >= self._settings.tenant_files_max:
-            raise QueueFull(f"a tenant has at most {self._settings.tenant_files_max} batches", details={"bound": "batches"})
+        batches = self.batches(record.tenant)
+        if len(batches) >= self._settings.tenant_files_max:
+            ended = [each for each in batches if each.state in TERMINAL]
+            if not ended:
+                raise QueueFull(f"a tenant has at most {self._settings.tenant_files_max} batches", details={"bound": "batches"})
+            (folder / f"{ended[-1].id}.json").unlink(missing_ok=True)
         self.save(record)
         (folder / f"{record.id}.open").touch()
 
