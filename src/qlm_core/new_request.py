@@ -14,14 +14,13 @@ import numpy as np
 from qlm_core.calibration import UNCALIBRATED, CalibratedTime, CalibrationProfile
 from qlm_core.clearing import Head, would_clear
 from qlm_core.distribution import Normal
-from qlm_core.errors import Unavailable
 from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_service import ServiceFigures
 from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.queue_columns import BAND, DEADLINE, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, SERVICE, SWAP, QueueGroups
 from qlm_core.queue_model import Integers
-from qlm_core.queue_reader import QueueReader
+from qlm_core.queue_reader import NoProfile, QueueReader
 from qlm_core.queue_times import queue_times
 from qlm_core.request import SloKind
 from qlm_core.request_times import RequestTable
@@ -109,7 +108,7 @@ def _cleared(
 def _known(reader: QueueReader, view: QueueView, request: GroupView) -> bool:
     try:
         reader.engine(view, request.model)
-    except Unavailable:
+    except NoProfile:
         return False
     return True
 

@@ -15,7 +15,6 @@ import numpy as np
 from qlm_core.batch_mix import BatchMix, batch_mix, mixed
 from qlm_core.clearing import GivingWay, giving_way
 from qlm_core.distribution import Normal
-from qlm_core.errors import Unavailable
 from qlm_core.length_curve import LONGEST_OF, SHARE_MIN, longest_among, longest_of_counts
 from qlm_core.model import ModelSpec
 from qlm_core.normal_arrays import Floats
@@ -60,6 +59,10 @@ _Engine = tuple[str, int, float, int]
 """What an instance's profile goes by beside its name: GPU, how many of it, time scale, batch."""
 
 
+class NoProfile(Exception):
+    """Nothing is known of a model on an instance, so nothing is predicted there."""
+
+
 class QueueReader:
     """Reads views on one snapshot. Keeps the engines and classes that it saw; at most one for each instance and model, and one for each
     class that the snapshot or a view names, so it lives no longer than they do."""
@@ -84,7 +87,7 @@ class QueueReader:
         for view in views:
             try:
                 own, running = self._view_rows(view, len(kept))
-            except Unavailable:
+            except NoProfile:
                 continue
             kept.append(view)
             groups += own
@@ -93,12 +96,12 @@ class QueueReader:
         return kept, self._made(kept, groups, runners, sizes)
 
     def request_rows(self, views: Sequence[QueueView], group: GroupView) -> Floats:
-        """The same group on each of the instances, as [ROWS, views]. Raises Unavailable as `engine` does."""
+        """The same group on each of the instances, as [ROWS, views]. Raises NoProfile."""
         told = _columns([self._group_row(self._engine_row(view, group.model), group) for view in views], GROUP_FIGURES)
         return self._group_rows(told, self._services(told[0], told[8:12]))
 
     def giving_way(self, view: QueueView) -> GivingWay:
-        """What it takes that all that runs on an instance gives way. Raises Unavailable as `engine` does."""
+        """What it takes that all that runs on an instance gives way. Raises NoProfile."""
         workload = self.profiles.workload_for(view.active_model, "", "")
         hardware, batch_max = self._profiles_of[self.engine(view, view.active_model)]
         running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, batch_max)
@@ -188,7 +191,7 @@ class QueueReader:
         )
 
     def engine(self, view: QueueView, model: str) -> int:
-        """The number of a model's engine on an instance. Raises Unavailable (NO_PREDICTION) where it has no profile there."""
+        """The number of a model's engine on an instance. Raises NoProfile."""
         instance = view.instance
         batch = instance.batch_of(model)
         now = (instance.gpu, instance.n_gpu, instance.time_scale, batch)
@@ -198,11 +201,7 @@ class QueueReader:
             spec = self._catalogue.get(model)
             hardware = None if spec is None else self.profiles.hardware_for(instance, spec)
             if hardware is None:
-                raise Unavailable(
-                    f"no hardware profile of {model} on {instance.gpu} x{instance.n_gpu}",
-                    reason="NO_PREDICTION",
-                    details={"model": model, "instance": instance.name},
-                )
+                raise NoProfile(f"no profile of {model} on {view.instance.name}")
             found = len(self._profiles_of)
             self._engines[instance.name, model] = (now, found)
             self._profiles_of.append((hardware, float(batch)))
@@ -257,7 +256,7 @@ class QueueReader:
             return 0.0
         try:
             hardware, _ = self._profiles_of[self.engine(view, view.active_model)]
-        except Unavailable:
+        except NoProfile:
             return 0.0
         return max(0.0, hardware.swap_s(warm=view.active_model in view.warm_models) - view.loading_s)
 

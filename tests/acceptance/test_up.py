@@ -184,7 +184,7 @@ def test_a_killed_process_comes_back(cluster: RunningCluster) -> None:
 def test_a_second_cluster_in_the_folder_is_refused(cluster: RunningCluster) -> None:
     second = command("up", "--state-dir", str(cluster.state_dir))
     assert second.returncode == 2
-    assert "another `qlm up` runs in" in second.stderr
+    assert "another `qlm up` or `qlm serve` runs in" in second.stderr
 
 
 def test_a_restart_keeps_an_accepted_request_and_a_signal_drains(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class GroupTime:
 
 
 def group_times(view: QueueView, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> tuple[GroupTime, ...]:
-    """Times of each group of a virtual queue, in its order. Raises Unavailable as `QueueReader.engine` does."""
+    """Times of each group of a virtual queue, in its order. Raises NoProfile."""
     reader = QueueReader(catalogue, profiles)
     for group in view.groups:
         reader.engine(view, group.model)

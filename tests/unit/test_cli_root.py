@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 SERVICE_HELP = ("SECTION.NAME=VALUE", "_s seconds", "QLM_SECTION__NAME", "Exit codes")
 UNITS = {
     "up": ("SECTION.NAME=VALUE", "DIR", "FILE", "QLM_SECTION__NAME", "Exit codes"),
+    "serve": ("[URL]...", "FILE", "HOST:PORT", "NAME=MODEL", "DIR", "Exit codes"),
     "submit": ("SECONDS", "TOKENS", "Exit codes"),
     "status": ("SECONDS",),
     "requests": ("Exit codes",),

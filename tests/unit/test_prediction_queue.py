@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from predicted_times import GroupTime, NewcomerTimes, group_times, predict_request
 from qlm_core.distribution import Normal
-from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_service import service
 from qlm_core.prediction_views import GroupView, QueueView, probability_late
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.queue_reader import NoProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 
 SHIPPED = shipped_snapshot()
@@ -232,10 +232,8 @@ def test_a_smaller_batch_limit_lengthens() -> None:
 
 @pytest.mark.parametrize("model", ["alien", "nobody"])
 def test_a_pair_without_profile_cannot_be_predicted(model: str) -> None:
-    with pytest.raises(Unavailable) as caught:
+    with pytest.raises(NoProfile, match=f"{model} on a100"):
         _times(_group(1), _group(1, model))
-    assert caught.value.reason == "NO_PREDICTION"
-    assert caught.value.details == {"model": model, "instance": "a100"}
 
 
 def test_impossible_views_are_refused() -> None:

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ValidationError
 
-from qlm_core.errors import NotFound, PreconditionFailed, QueueFull
+from qlm_core.errors import NotFound, QueueFull
 from qlm_gateway.batches.records import TERMINAL, BatchRecord, FileRecord
 from qlm_gateway.batches.settings import BatchSettings
 
@@ -33,6 +33,10 @@ R = TypeVar("R", bound=BaseModel)
 def new_id(kind: str) -> str:
     """`kind`: file or batch."""
     return f"{kind}-{secrets.token_hex(12)}"
+
+
+class FileInUse(Exception):
+    """A batch still needs the file."""
 
 
 class BatchFolder:
@@ -81,9 +85,9 @@ class BatchFolder:
         return self._of(record.tenant, "files") / f"{record.id}.data"
 
     def delete_file(self, record: FileRecord) -> None:
-        """Raises PreconditionFailed for the input of a batch that has not ended."""
+        """Raises FileInUse for the input of a batch that has not ended."""
         if self._is_read(record):
-            raise PreconditionFailed(f"a batch that has not ended reads {record.id}", reason="FILE_IN_USE", details={"id": record.id})
+            raise FileInUse(f"a batch that has not ended reads {record.id}")
         (self._of(record.tenant, "files") / f"{record.id}.json").unlink(missing_ok=True)
         self.data(record).unlink(missing_ok=True)
 

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar
 from aiohttp import BodyPartReader, web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qlm_core.errors import InvalidRequest, PermissionDenied, PreconditionFailed, Unavailable, invalid_field
+from qlm_core.errors import InvalidRequest, PermissionDenied, Unavailable, invalid_field
 from qlm_core.name_rules import checked_tenant
-from qlm_gateway.batches.folder import BatchFolder, new_id
+from qlm_gateway.batches.folder import BatchFolder, FileInUse, new_id
 from qlm_gateway.batches.lines import ENDPOINTS
 from qlm_gateway.batches.records import (
     METADATA_KEY_MAX,
@@ -164,7 +164,10 @@ class BatchRoutes:
 
     async def _delete_file(self, http: web.Request) -> web.StreamResponse:
         record = await self._file_of(http)
-        await self._do(self._folder.delete_file, record)
+        try:
+            await self._do(self._folder.delete_file, record)
+        except FileInUse as error:
+            raise HttpError(409, "file_in_use", str(error)) from None
         return json_response({"id": record.id, "object": "file", "deleted": True})
 
     async def _file_of(self, http: web.Request) -> FileRecord:
@@ -203,9 +206,7 @@ class BatchRoutes:
     async def _cancel(self, http: web.Request) -> web.StreamResponse:
         record = await self._batch_of(http)
         if record.state in TERMINAL:
-            raise PreconditionFailed(
-                f"the batch is {record.state}", reason="INVALID_FIELD", details={"field": "id", "rule": "an open batch"}
-            )
+            raise HttpError(409, "batch_ended", f"the batch is {record.state}")
         await self._do(self._folder.cancel, record)
         return json_response({**record.document(), "status": "cancelling", "cancelling_at": int(self._now_s())})
 
