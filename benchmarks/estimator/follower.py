@@ -18,7 +18,7 @@ from qlm_core.group import GroupKey, group_key, prompt_class, slo_class
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_features import LengthFacts
 from qlm_core.model import ModelSpec
-from qlm_core.planned_waits import KNOTS_MAX, ClassWaits, PlannedWaits, QueueWaits
+from qlm_core.planned_waits import KNOTS_MAX, ClassWaits, PlannedWaits
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_core.queue_reader import QueueReader
@@ -27,6 +27,7 @@ from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, Operation
 from qlm_estimator.machine import EstimatorMachine, Learning
 from qlm_estimator.predictions import Judged, Predicted
 from qlm_gateway.outlook.waits import AcceptedSince, Outlook, RequestShape
+from qlm_planner.plan.waits import queue_waits
 
 LEARNING = Learning(publish_every_s=5.0)
 """As configured by default, but that snapshots are made less often: that is most of the work of a run."""
@@ -116,16 +117,7 @@ class Follower:
     def _outlook(self, views: Sequence[QueueView], classes: tuple[ClassWaits, ...], now_s: float) -> Outlook:
         """What a gateway predicts from, as if the planner published it now."""
         assessment = Assessment(self._catalogue, self.snapshot, views)
-        queues = tuple(
-            QueueWaits(
-                instance=view.instance,
-                running=view.running,
-                waiting=sum(group.waiting for group in view.groups),
-                alike=sum(group.waiting for group in view.groups if group.model == view.active_model),
-                curve=None if classes else assessment.queue_curve(view.instance.name, KNOTS_MAX),
-            )
-            for view in views
-        )
+        queues = tuple(queue_waits(view, None if classes else assessment.queue_curve(view.instance.name, KNOTS_MAX)) for view in views)
         waits = PlannedWaits(
             made_s=now_s,
             plan_version=0,

@@ -19,7 +19,7 @@ from qlm_cli.serve.document import KEY_VARIABLE, Document, ServeOptions, documen
 from qlm_cli.up.cluster import Cluster
 from qlm_cli.up.command import ClusterRun, locked
 from qlm_cli.up.config import UpConfig
-from qlm_core.errors import ConfigError
+from qlm_core.errors import ConfigError, QlmError
 from qlm_process.config import load_config
 from qlm_process.logs import configure_logging
 from qlm_process.runner import run_service
@@ -184,7 +184,7 @@ async def _follow(
             structlog.get_logger().info("servers_changed", servers=len(servers.found))
             await cluster.follow(config, changed_processes(settings, made))
             settings = made
-        except (ConfigError, OSError) as error:
+        except (QlmError, OSError, ValueError) as error:  # the last: a file that is not UTF-8
             structlog.get_logger().error("servers_not_followed", error=str(error))
 
 

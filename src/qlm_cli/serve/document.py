@@ -17,7 +17,7 @@ from qlm_core.model import ModelFacts
 CONTEXT_TOKENS = 8_192
 """Context of a model whose server reports none."""
 PARAMETERS_BILLION = 7.0
-"""Size of a model whose name tells none: the estimator learns how fast its servers are."""
+"""Size of a model whose name has none: the estimator learns how fast its servers are."""
 SIZE_MAX = 10_000.0
 GPUS_MAX = 64
 NAME_BYTES_MAX = 64
@@ -67,7 +67,7 @@ def size_billion(name: str) -> float:
 
 
 def facts_of(name: str) -> ModelFacts:
-    """A believable shape: that of the known model nearest in size, with the size that the name tells."""
+    """A believable shape: that of the known model nearest in size, with the size in its name."""
     size = size_billion(name)
     nearest = min(model_facts().values(), key=lambda facts: abs(log(facts.parameters_billion / size)))
     return replace(nearest, parameters_billion=size, active_billion=min(nearest.active_billion, size))

@@ -55,7 +55,7 @@ def up(config_path: str | None, overrides: dict[str, str], state_dir: str | None
 
 
 class ClusterRun:
-    """Runs a cluster until it is told to stop, and says why it failed."""
+    """Runs a cluster until `stop` is set, and logs why it failed."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -15,7 +15,7 @@ OUTPUT, ERRORS = "output", "errors"
 
 
 class Answers:
-    """`done`: numbers of the lines that have an answer. Calls block, but for `add`."""
+    """`done`: numbers of the lines that have an answer. All calls except `add` block."""
 
     def __init__(self, folder: BatchFolder, batch: BatchRecord) -> None:
         self._batch = batch

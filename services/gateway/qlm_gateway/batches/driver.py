@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
@@ -133,7 +134,7 @@ class BatchDriver:
         """In progress, or failed with the reasons."""
         models = {name for name, model in self._models.items() if not batch.models or model in batch.models}
         try:
-            path = self._folder.data(self._folder.file(batch.tenant, batch.input_file_id))
+            path = await asyncio.to_thread(self._input, batch)
             total, errors = await asyncio.to_thread(check_file, path, batch.endpoint, self._http, self._settings.lines_max, models)
         except (NotFound, FileNotFoundError):
             total, errors = 0, [LineError(code="invalid_file", message="the input file was deleted", param="input_file_id")]
@@ -145,6 +146,9 @@ class BatchDriver:
         batch = batch.moved(BatchState.IN_PROGRESS, self._now_s(), total=total, **ids)
         await asyncio.to_thread(self._folder.save, batch)
         return batch
+
+    def _input(self, batch: BatchRecord) -> Path:
+        return self._folder.data(self._folder.file(batch.tenant, batch.input_file_id))
 
     async def _watch(self, batch: BatchRecord, answers: Answers, feeding: asyncio.Task[None]) -> BatchState:
         """Saves counts and answers until all lines have one, the batch is cancelled, or its window is over; returns what it is then."""
@@ -166,7 +170,7 @@ class BatchDriver:
         return BatchState.COMPLETED
 
     async def _feed(self, batch: BatchRecord, answers: Answers, in_flight: dict[int, RequestKey]) -> None:
-        path = self._folder.data(self._folder.file(batch.tenant, batch.input_file_id))
+        path = await asyncio.to_thread(self._input, batch)
         lines = read_lines(path, self._http.body_bytes_max)
         async with asyncio.TaskGroup() as tasks:
             while chunk := await asyncio.to_thread(_next_of, lines):
@@ -223,7 +227,7 @@ class BatchDriver:
                 await self._requests.cancel(key)
 
     def _expire_rest(self, batch: BatchRecord, answers: Answers) -> None:
-        path = self._folder.data(self._folder.file(batch.tenant, batch.input_file_id))
+        path = self._input(batch)
         error = {"code": "batch_expired", "message": "the batch's completion window was over before this request was answered"}
         for number, raw in read_lines(path, self._http.body_bytes_max):
             with suppress(BadLine):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from qlm_core.assessment import Assessment
 from qlm_core.group import GroupKey, slo_class, token_class
 from qlm_core.model import ModelSpec
-from qlm_core.planned_waits import CLASSES_MAX, KNOTS_MAX, QUEUES_MAX, ClassWaits, PlannedWaits, QueueWaits, WaitKey
+from qlm_core.planned_waits import CLASSES_MAX, KNOTS_MAX, QUEUES_MAX, ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import WORKLOAD_PRIOR, ProfileSnapshot
 from qlm_core.reported_runs import with_reported_outputs
@@ -107,16 +107,7 @@ class WaitForecast:
             plan_version=plan_version,
             profile_version=profiles.version,
             counted_to=counted_to,
-            queues=tuple(
-                QueueWaits(
-                    instance=view.instance,
-                    running=view.running,
-                    waiting=sum(group.waiting for group in view.groups),
-                    alike=sum(group.waiting for group in view.groups if group.model == view.active_model),
-                    curve=assessment.queue_curve(view.instance.name, knots),
-                )
-                for view in views
-            ),
+            queues=tuple(queue_waits(view, assessment.queue_curve(view.instance.name, knots)) for view in views),
             classes=classes,
             instances={model: sum(1 for slot in slots if model in slot.facts.models) for model in self._catalogue},
         )
@@ -189,6 +180,17 @@ def _newcomer(board: Board, joins: Joins, key: GroupKey, slo_s: float, priority:
     )
     wait_key = (key.model, key.slo_kind, key.slo_class, key.token_class)
     return _Newcomer(key=wait_key, slo_s=slo_s, request=request, group_id=joins(key, deadline_s))
+
+
+def queue_waits(view: QueueView, curve: WaitCurve | None) -> QueueWaits:
+    """The waits along one queue."""
+    return QueueWaits(
+        instance=view.instance,
+        running=view.running,
+        waiting=sum(group.waiting for group in view.groups),
+        alike=sum(group.waiting for group in view.groups if group.model == view.active_model),
+        curve=curve,
+    )
 
 
 def views_of(board: Board, slots: Iterable[Slot], arrivals_per_s: float, now_s: float) -> list[QueueView]:
