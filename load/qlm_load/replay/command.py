@@ -35,7 +35,7 @@ def _parse_shares(_context: click.Context, _parameter: click.Parameter, values: 
     return shares
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @address_option
 @click.option(
     "--trace",
