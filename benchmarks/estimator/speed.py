@@ -1,7 +1,7 @@
 """How fast predictions are, on one core: single requests of many groups at once, and a whole cluster assessed.
 
-A made cluster of 100 queues of 20 groups each, of three models on A100s with the shipped profiles and a calibration of each model. CPU time
-of this process, the best of a few rounds: other work on the machine can only make it longer.
+A made cluster of 100 queues of 20 groups each, of three models on A100s with the shipped profiles. CPU time of this process, the best of
+a few rounds: other work on the machine can only make it longer.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from qlm_core.assessment import Assessment
-from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
+from qlm_core.planned_waits import KNOTS_MAX, WaitCurve
 from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.shipped_profiles import shipped_snapshot
 
@@ -27,7 +26,7 @@ NOW_S = 1_000.0
 ROUNDS = 5
 
 VECTOR_REQUESTS = 500_000
-"""Requests of one vectorised call: each with its own group, place, prompt, mean and variance of its output."""
+"""Requests of one vectorised call: each with its own group and place."""
 
 CATALOGUE: Mapping[str, ModelSpec] = {
     "chat": ModelSpec(name="chat", profile="Mistral-7B"),
@@ -37,26 +36,20 @@ CATALOGUE: Mapping[str, ModelSpec] = {
 
 
 def measure_speed(seed: int) -> dict[str, float]:
-    """`predictions_per_s`: vectorised, moments and p50 and p90 of waits and completions. `assess_ms`: 2,000 groups over 100 queues from
-    their views to the late requests of each; `new_request_ms`: the best of all queues for one that joins no group."""
+    """`predictions_per_s`: vectorised, moments of waits and completions. `assess_ms`: 2,000 groups over 100 queues from their views to the
+    curves of waits along each; `new_request_ms`: the best of all queues for one that joins no group."""
     views = cluster(seed)
-    profiles = replace(shipped_snapshot(), calibration=CalibrationTable(_calibration()))
-    kept = Assessment(CATALOGUE, profiles, views)
+    kept = Assessment(CATALOGUE, shipped_snapshot(), views)
     request = _group("new", "chat", 1, 500, NOW_S + 300.0)
     return {
         "predictions_per_s": VECTOR_REQUESTS / _best_s(_vectorised(kept, seed)),
-        "assess_ms": 1e3 * _best_s(lambda: Assessment(CATALOGUE, profiles, views).late(NOW_S)),
+        "assess_ms": 1e3 * _best_s(lambda: _curves(Assessment(CATALOGUE, shipped_snapshot(), views))),
         "new_request_ms": 1e3 * _best_s(lambda: kept.newcomer(request, "", NOW_S, [0.0])),
     }
 
 
-def _calibration() -> tuple[CalibrationProfile, ...]:
-    """A row for each model and time, as a running cluster has learned them."""
-    return tuple(
-        CalibrationProfile(time=time_of, model=model, bias_factor=1.02, evidence_s=500.0, samples=500.0)
-        for time_of in CalibratedTime
-        for model in CATALOGUE
-    )
+def _curves(assessment: Assessment) -> list[WaitCurve | None]:
+    return [assessment.queue_curve(name, KNOTS_MAX) for name in assessment.instances]
 
 
 def cluster(seed: int) -> list[QueueView]:
@@ -87,7 +80,6 @@ def _group(group_id: str, model: str, waiting: int, prompt_tokens: int, slack_s:
         waiting=waiting,
         waiting_prompt_tokens=waiting * prompt_tokens,
         first_deadline_s=NOW_S + slack_s,
-        last_deadline_s=NOW_S + slack_s + 30.0,
     )
 
 
@@ -95,15 +87,7 @@ def _vectorised(kept: Assessment, seed: int) -> Callable[[], object]:
     chance = np.random.default_rng(seed)
     groups = chance.integers(0, QUEUES * GROUPS_EACH, VECTOR_REQUESTS)
     places = chance.integers(0, WAITING_MAX, VECTOR_REQUESTS).astype(np.float64)
-    prompts = chance.integers(10, 4_000, VECTOR_REQUESTS).astype(np.float64)
-    outputs = chance.uniform(20.0, 800.0, VECTOR_REQUESTS)
-    variances = outputs**2
-
-    def predict() -> object:
-        times = kept.table.times(groups, places, prompt_tokens=prompts, output_tokens=outputs, output_variance=variances)
-        return [quantile(share) for quantile in (times.wait_quantile_s, times.completion_quantile_s) for share in (0.5, 0.9)]
-
-    return predict
+    return lambda: kept.table.times(groups, places)
 
 
 def _best_s(call: Callable[[], object]) -> float:

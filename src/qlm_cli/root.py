@@ -21,7 +21,6 @@ COMMANDS = {
     "pause": ("qlm_cli.operate.pauses", "pause", "Let the requests for a model, or of a tenant, wait."),
     "resume": ("qlm_cli.operate.pauses", "resume", "End a pause."),
     "keys": ("qlm_cli.keys", "keys", "Make, list or revoke API keys."),
-    "assess": ("qlm_cli.operate.assess", "assess", "Show which groups are expected to have how many late requests."),
     "top": ("qlm_cli.top.command", "top", "Watch the whole cluster live."),
     "doctor": ("qlm_cli.operate.doctor", "doctor", "Look for damaged records in the queue, and mend them."),
     "health": ("qlm_cli.operate.health", "health", "Ask one process whether it serves."),

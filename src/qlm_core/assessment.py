@@ -1,5 +1,5 @@
-"""What is expected of all virtual queues as they are ordered now: which groups will have how many late requests, when a request at any
-place starts and ends, and what a new request would find.
+"""What is expected of all virtual queues as they are ordered now: when a request at any place starts and ends, and what a new request
+would find.
 
 On one profile snapshot. A request at a known place, and a new one that joins a group, cost O(1), on arrays less than a microsecond; a new
 one that would be a group of its own costs a pass over the groups.
@@ -13,16 +13,15 @@ from itertools import count
 
 import numpy as np
 
-from qlm_core.calibration import CalibrationProfile
 from qlm_core.model import ModelSpec
-from qlm_core.new_request import calibration_of, place_new
+from qlm_core.new_request import place_new
 from qlm_core.normal_arrays import Floats
 from qlm_core.planned_waits import WaitCurve
 from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
-from qlm_core.request_times import TABLE_ROWS, Calibrations, RequestTable, lateness
+from qlm_core.request_times import TABLE_ROWS, RequestTable
 
 
 class Assessment:
@@ -32,13 +31,11 @@ class Assessment:
         """Costs O(groups of `views`)."""
         self.profiles = profiles
         self._reader = QueueReader(catalogue, profiles)
-        self._calibrated = {row.instance for row in profiles.calibration.rows}
         every = list(views)
         kept, self._groups = self._reader.read(every)
         self._views = {view.instance.name: view for view in kept}
         self.unpredictable = {view.instance.name for view in every} - self._views.keys()
         self._index = {name: number for number, name in enumerate(self._views)}
-        self._late: tuple[float, Floats, Floats] | None = None
 
     @property
     def instances(self) -> tuple[str, ...]:
@@ -50,37 +47,8 @@ class Assessment:
         """What single requests are predicted from: the groups of all queues, in the order of `instances`. Costs O(groups)."""
         busy = np.flatnonzero(np.diff(self._groups.first))
         if not len(busy):
-            return RequestTable(columns=np.zeros((0, TABLE_ROWS)), calibrated=False)
-        times = queue_times(self._groups if len(busy) == len(self._views) else self._groups.chosen(busy))
-        return RequestTable.of(times, self._calibrations(list(self._views.values())))
-
-    def _calibrations(self, views: Sequence[QueueView]) -> Calibrations | None:
-        if not self.profiles.calibration.rows:
-            return None
-        rows: list[tuple[CalibrationProfile, CalibrationProfile]] = []
-        known: dict[tuple[str, str, int, str], int] = {}
-        of: list[int] = []
-        for view in views:
-            facts = view.instance
-            own = facts.name if facts.name in self._calibrated else ""
-            number: dict[str, int] = {}
-            for group in view.groups:
-                model = group.model
-                if model not in number:
-                    key = (model, facts.gpu, facts.n_gpu, own)
-                    if key not in known:
-                        known[key] = len(rows)
-                        rows.append(calibration_of(self.profiles, view, model))
-                    number[model] = known[key]
-                of.append(number[model])
-        return Calibrations(rows=rows, of=np.array(of, dtype=np.int64))
-
-    def late(self, now_s: float) -> tuple[Floats, Floats]:
-        """Expected late requests, and expected tardiness in request-seconds, of each group in the order of the numbers. `now_s`: by the
-        clock that deadlines have. Costs O(groups), once for each `now_s`."""
-        if self._late is None or self._late[0] != now_s:
-            self._late = (now_s, *lateness(self.table, self._groups.rows, now_s))
-        return self._late[1], self._late[2]
+            return RequestTable(columns=np.zeros((0, TABLE_ROWS)))
+        return RequestTable.of(queue_times(self._groups if len(busy) == len(self._views) else self._groups.chosen(busy)))
 
     def number_of(self, group_id: str) -> tuple[str, int] | None:
         """The instance and the number of a group; None for one that is not here."""

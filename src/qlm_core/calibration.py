@@ -12,11 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-
 from qlm_core.distribution import Normal, normal_quantile
 from qlm_core.instance import InstanceFacts
-from qlm_core.normal_arrays import Floats
 
 CalibrationKey = tuple[str, str, str, int, str]
 """(time, model, gpu, n_gpu, instance); "" and 0 stand for any."""
@@ -40,8 +37,6 @@ BIAS_DEVIATION = PRIOR_SCORE * RELATIVE
 
 PRIOR_SCORES = tuple(PRIOR_SCORE * normal_quantile(level) for level in LEVELS for _ in range(HORIZONS))
 _Z90 = normal_quantile(0.9)
-FIGURES = 2 + 2 * HORIZONS
-"""Of a row, as `calibrated` takes them: the factor, its evidence, and the errors of the first two levels by horizon."""
 
 
 class CalibratedTime(StrEnum):
@@ -56,17 +51,16 @@ def error_scale_s(mean_s: float, variance: float) -> float:
     return math.sqrt(variance + (RELATIVE * mean_s) ** 2 + BASE_S**2)
 
 
-def level_s(bias_factor: float | Floats, evidence_s: float | Floats, mean_s: float | Floats) -> Floats:
+def level_s(bias_factor: float, evidence_s: float, mean_s: float) -> float:
     """A mean without its bias. No bias at all weighs as much as one wait, the one to come, and a bias as the waits of that length that
     `evidence_s` holds."""
-    waits = evidence_s / (np.maximum(mean_s, 0.0) + BASE_S)
-    level: Floats = mean_s * (1.0 + (bias_factor - 1.0) * waits / (waits + 1.0))
-    return level
+    waits = evidence_s / (max(mean_s, 0.0) + BASE_S)
+    return mean_s * (1.0 + (bias_factor - 1.0) * waits / (waits + 1.0))
 
 
 def horizon_of(mean_s: float) -> int:
     """The number of the horizon of a predicted time."""
-    return int(np.clip(math.ceil(math.log(max(mean_s, 1.0), HORIZON_FACTOR)), 0, HORIZONS - 1))
+    return min(math.ceil(math.log(max(mean_s, 1.0), HORIZON_FACTOR)), HORIZONS - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,36 +91,19 @@ class CalibrationProfile:
     def key(self) -> CalibrationKey:
         return (self.time.value, self.model, self.gpu, self.n_gpu, self.instance)
 
-    @property
-    def figures(self) -> Floats:
-        """[FIGURES]"""
-        return np.array((self.bias_factor, self.evidence_s, *self.scores[: 2 * HORIZONS]))
-
     def applied(self, own: Normal) -> Normal:
         """The normal with the first two quantiles of what a prediction of the formulas stands for."""
         if self is UNCALIBRATED:
             return own
-        mean, variance = calibrated(self.figures, np.array(own.mean), np.array(own.variance))
-        return Normal(float(mean), float(variance))
+        mean_s = level_s(self.bias_factor, self.evidence_s, own.mean)
+        scale_s, horizon = error_scale_s(mean_s, own.variance), horizon_of(mean_s)
+        median, high = self.scores[horizon], self.scores[HORIZONS + horizon]
+        return Normal(mean_s + median * scale_s, ((high - median) / _Z90 * scale_s) ** 2)
 
     def p99_s(self, own: Normal) -> float:
         """The last quantile."""
-        mean_s = float(level_s(self.bias_factor, self.evidence_s, own.mean))
+        mean_s = level_s(self.bias_factor, self.evidence_s, own.mean)
         return mean_s + self.scores[2 * HORIZONS + horizon_of(mean_s)] * error_scale_s(mean_s, own.variance)
-
-
-def calibrated(figures: Floats, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
-    """Means and variances [..., predictions] of the normals with the median and p90 of each, by the figures [FIGURES, predictions]."""
-    figures = figures[:FIGURES]
-    level = level_s(figures[0], figures[1], mean)
-    scale = np.sqrt(variance + np.square(RELATIVE * level) + BASE_S**2)
-    horizon = np.ceil(np.log(np.maximum(level, 1.0)) / math.log(HORIZON_FACTOR)).astype(np.int64)
-    horizon = np.minimum(horizon, HORIZONS - 1)
-    shape = (FIGURES, *horizon.shape[:-1], *figures.shape[1:])
-    scores = np.broadcast_to(figures.reshape(FIGURES, *([1] * (horizon.ndim - figures.ndim + 1)), *figures.shape[1:]), shape)
-    median = np.take_along_axis(scores, horizon[None] + 2, axis=0)[0]
-    high = np.take_along_axis(scores, horizon[None] + 2 + HORIZONS, axis=0)[0]
-    return level + median * scale, np.square((high - median) / _Z90 * scale)
 
 
 UNCALIBRATED = CalibrationProfile()

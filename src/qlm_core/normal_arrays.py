@@ -37,18 +37,3 @@ def floored(mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
         found_mean[near] = deviation * first
         found_variance[near] = own_variance * np.clip(second - first * first, 0.0, 1.0)
     return found_mean, found_variance
-
-
-def beyond(mean: Floats, variance: Floats, value: Floats) -> tuple[Floats, Floats]:
-    """P(X > value) and E[max(0, X - value)] of each: the chance to be late and the expected tardiness against a deadline. Values may be
-    positive infinity. Without variance the chance is 0 or 1."""
-    gap = mean - value
-    above = np.where(gap > 0.0, 1.0, 0.0)
-    excess = np.maximum(gap, 0.0)
-    near = gap * gap < FAR_DEVIATIONS**2 * variance
-    deviation = np.sqrt(variance[near])
-    z = gap[near] / deviation
-    share: Floats = ndtr(z)
-    above[near] = share
-    excess[near] = np.maximum(excess[near], deviation * (z * share + density(z)))
-    return above, excess

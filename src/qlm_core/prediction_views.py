@@ -12,12 +12,10 @@ from qlm_core.request import SloKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """What prediction knows of a group: `waiting` requests that hold `waiting_prompt_tokens` in all. Deadlines are the first and
-    the last of them in seconds of the queue's clock, and requests have theirs evenly between; a last one before the first is taken to be
-    that.
-    `output_tokens_max`: no request of the group makes more. `band`: its priority band, lower is served first; all requests with an SLO are
-    in one (0 where nobody configured another). `output_tokens`: expected of a request of it under that limit, where the caller knows better
-    than the workload profile."""
+    """What prediction knows of a group: `waiting` requests that hold `waiting_prompt_tokens` in all. `first_deadline_s`: by the
+    queue's clock. `output_tokens_max`: no request of the group makes more. `band`: its priority band, lower is served first; all requests
+    with an SLO are in one (0 where nobody configured another). `output_tokens`: expected of a request of it under that limit, where the
+    caller knows better than the workload profile."""
 
     group_id: str
     model: str
@@ -26,16 +24,14 @@ class GroupView:
     waiting: int
     waiting_prompt_tokens: int
     first_deadline_s: float
-    last_deadline_s: float = -math.inf
     slo_kind: SloKind = SloKind.COMPLETION
     output_tokens_max: float = math.inf
     band: int = 0
     output_tokens: Normal | None = None
 
     def __post_init__(self) -> None:
-        unknown = math.isnan(self.first_deadline_s) or math.isnan(self.last_deadline_s)
-        if self.waiting < 0 or self.waiting_prompt_tokens < 0 or unknown or not self.output_tokens_max >= 1.0:
-            raise ValueError(f"group {self.group_id}: counts are >= 0, deadlines are numbers, output_tokens_max is >= 1")
+        if self.waiting < 0 or self.waiting_prompt_tokens < 0 or math.isnan(self.first_deadline_s) or not self.output_tokens_max >= 1.0:
+            raise ValueError(f"group {self.group_id}: counts are >= 0, first_deadline_s is a number, output_tokens_max is >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

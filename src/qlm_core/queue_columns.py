@@ -13,12 +13,12 @@ from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_service import ServiceColumns, ServiceFigures
 from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, VARIANCE, Integers, Leads, QueueColumns
 
-(ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, LAST_DEADLINE, BAND, FIRST_TOKEN) = range(9)
+(ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, BAND) = range(7)
 """Rows of what is known of a group."""
-(PREFILL_BASE, PREFILL_TOKEN, PREFILL_SQUARE, PROMPT, LONGEST_OUTPUT, LONGEST_SCALE) = range(9, 15)
+(PREFILL_BASE, PREFILL_TOKEN, PROMPT, LONGEST_OUTPUT, LONGEST_SCALE) = range(7, 12)
 """Rows of what a prompt of it takes, of its tokens in the mean, and of the tokens of the longest output of those in one batch: mean and
 Gumbel scale."""
-SERVICE = 15
+SERVICE = 12
 """The first of the rows of `ServiceFigures`, in the order of its fields."""
 ROWS = SERVICE + 11
 

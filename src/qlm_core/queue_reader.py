@@ -22,10 +22,10 @@ from qlm_core.prediction_service import EngineColumns, ServiceColumns, ServiceFi
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import HardwareProfile, Longest, ProfileSnapshot
 from qlm_core.queue_columns import (
+    BAND,
     COUNT,
     DEADLINE,
     ENGINE,
-    FIRST_TOKEN,
     LEAD_DRAIN,
     LEAD_DRAIN_VARIANCE,
     LEAD_HELD,
@@ -36,7 +36,6 @@ from qlm_core.queue_columns import (
     LONGEST_SCALE,
     MODEL,
     PREFILL_BASE,
-    PREFILL_SQUARE,
     PREFILL_TOKEN,
     PROMPT,
     ROWS,
@@ -46,9 +45,8 @@ from qlm_core.queue_columns import (
     QueueGroups,
 )
 from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, VARIANCE, Integers
-from qlm_core.request import SloKind
 
-GROUP_FIGURES = 14
+GROUP_FIGURES = 12
 RUNNER_FIGURES = 13
 """Figures of a group and of a class that runs, as they are collected."""
 
@@ -98,7 +96,7 @@ class QueueReader:
     def request_rows(self, views: Sequence[QueueView], group: GroupView) -> Floats:
         """The same group on each of the instances, as [ROWS, views]. Raises NoProfile."""
         told = _columns([self._group_row(self._engine_row(view, group.model), group) for view in views], GROUP_FIGURES)
-        return self._group_rows(told, self._services(told[0], told[8:12]))
+        return self._group_rows(told, self._services(told[0], told[6:10]))
 
     def giving_way(self, view: QueueView) -> GivingWay:
         """What it takes that all that runs on an instance gives way. Raises NoProfile."""
@@ -128,7 +126,7 @@ class QueueReader:
         return self.engine(view, model), self.model_code(model), 1.0 if model in (view.active_model, *view.warm_models) else 0.0
 
     def _group_row(self, engine: tuple[float, float, float], group: GroupView) -> tuple[float, ...]:
-        waiting, first_s, last_s = group.waiting, group.first_deadline_s, group.last_deadline_s
+        waiting = group.waiting
         key = (group.model, group.slo_class, group.token_class, group.output_tokens_max)
         prompt = group.waiting_prompt_tokens / waiting if waiting else 0.0
         lengths = self._classes.get(key)
@@ -140,10 +138,8 @@ class QueueReader:
         return (
             *engine,
             waiting,
-            first_s,
-            max(first_s, last_s),
+            group.first_deadline_s,
             group.band,
-            group.slo_kind is SloKind.FIRST_TOKEN,
             prompt,
             *lengths,
             group.output_tokens_max,
@@ -231,12 +227,12 @@ class QueueReader:
         lead[LEAD_MODEL] = [self.model_code(view.active_model) for view in views]
         lead[LEAD_LOADING] = [self._load_left_s(view) for view in views]
         waiting, running = _columns(groups, GROUP_FIGURES), _columns(runners, RUNNER_FIGURES)
-        alone = self._services(np.concatenate((waiting[0], running[1])), np.concatenate((waiting[8:12], running[3:7]), axis=1))
+        alone = self._services(np.concatenate((waiting[0], running[1])), np.concatenate((waiting[6:10], running[3:7]), axis=1))
         of = np.concatenate((waiting[0], running[1])).astype(np.int64)
         if of.size:
             # Who runs counts by what is left of it, as so much of a request.
             left = np.where(running[7] < 0.0, running[2], running[7] / running[5])
-            prompts = np.concatenate((waiting[8], running[3]))
+            prompts = np.concatenate((waiting[6], running[3]))
             mix = batch_mix(self._engine_columns(), of, np.concatenate((waiting[3], left)), prompts, alone)
             self._mix = mix.over(self._mix, of)
         if runners:
@@ -279,11 +275,10 @@ class QueueReader:
         rows[ENGINE], rows[MODEL], rows[COUNT] = told[0], told[1], told[3]
         rows[WARM] = engine.warm_s[of]
         rows[SWAP] = np.where(told[2] > 0.0, rows[WARM], engine.cold_s[of])
-        rows[DEADLINE : FIRST_TOKEN + 1] = told[4:8]
+        rows[DEADLINE], rows[BAND], rows[PROMPT] = told[4:7]
         rows[PREFILL_BASE], rows[PREFILL_TOKEN] = engine.prefill_base_s[of], engine.prefill_token_s[of]
-        rows[PREFILL_SQUARE], rows[PROMPT] = engine.prefill_square_s[of], told[8]
-        longest, rows[LONGEST_SCALE] = self._longest_outputs(served, told[3], told[12])
-        rows[LONGEST_OUTPUT] = np.minimum(longest, told[13])
+        longest, rows[LONGEST_SCALE] = self._longest_outputs(served, told[3], told[10])
+        rows[LONGEST_OUTPUT] = np.minimum(longest, told[11])
         rows[SERVICE:] = served.rows
         return rows
 

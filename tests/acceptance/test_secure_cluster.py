@@ -90,7 +90,7 @@ def test_commands_are_answered_by_their_keys(secure: Secure) -> None:
         assert (refused.returncode, reason in refused.stderr) == (1, True), refused
     assert secure.command("health", secure.cluster.address, role=None).returncode == 0
     assert secure.command("pause", "mistral-7b", *address, role=Role.CLIENT).returncode == 1
-    for command in (("pause", "mistral-7b"), ("resume", "mistral-7b"), ("status",), ("assess",), ("profiles",)):
+    for command in (("pause", "mistral-7b"), ("resume", "mistral-7b"), ("status",), ("profiles",)):
         done = secure.command(*command, *address, role=Role.OPERATOR)
         assert done.returncode == 0, done
     done = secure.command("top", "--once", "--json", *address, role=Role.OPERATOR)

@@ -125,7 +125,7 @@ class Rig:
 
 
 def config_of(url: str, lease_ttl_s: float = 1.0, **settings: object) -> EstimatorConfig:
-    fast = {"publish_every_s": 0.1, "overview_every_s": 0.1, "overview_fresh_s": 0.01, "retry_s": 0.1, "read_block_s": 0.05}
+    fast = {"publish_every_s": 0.1, "overview_every_s": 0.1, "retry_s": 0.1, "read_block_s": 0.05}
     fast["read_gap_s"] = 0.01
     return EstimatorConfig.model_validate(
         {
@@ -182,12 +182,8 @@ class Estimator:
 
     async def profiles(self) -> estimator_pb2.ProfileSnapshot:
         async with self.stub() as stub:
-            return await stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=PATIENCE_S)
-
-    async def assess(self) -> estimator_pb2.Assessment:
-        async with self.stub() as stub:
             try:
-                return await stub.Assess(estimator_pb2.AssessRequest(), timeout=PATIENCE_S)
+                return await stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=PATIENCE_S)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error) from error
 

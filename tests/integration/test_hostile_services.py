@@ -84,7 +84,6 @@ async def estimator(server: EmbeddedServer, folder: Path) -> AsyncIterator[Serve
     estimator = estimator_rig.Estimator(server.url, lease_ttl_s=30.0)
     await estimator.start()
     good: dict[str, Message] = {
-        "Assess": estimator_pb2.AssessRequest(instances=[estimator_rig.A100.name], groups_max=10),
         "GetOutcomes": estimator_pb2.GetOutcomesRequest(window_s=60.0),
         "ImportProfiles": estimator_pb2.ImportProfilesRequest(profiles=profile_wire.to_proto(BROUGHT)),
     }

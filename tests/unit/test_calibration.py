@@ -17,7 +17,6 @@ from qlm_core.calibration import (
     CalibratedTime,
     CalibrationProfile,
     CalibrationTable,
-    calibrated,
 )
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
@@ -49,16 +48,6 @@ def test_a_bias_counts_by_the_waits_of_the_same_length_that_show_it() -> None:
     assert CalibrationProfile(bias_factor=2.0).applied(Normal(50.0, 0.0)).mean == 50.0
     assert row.applied(Normal(0.0, 0.0)).mean == 0.0
     assert row.applied(Normal(-2.0, 0.0)).mean == pytest.approx(-4.0, rel=0.01), "a mean below zero takes the whole factor"
-
-
-def test_many_predictions_are_moved_as_one_is() -> None:
-    means, variances = np.geomspace(0.01, 1e5, 40), np.linspace(0.0, 100.0, 40)
-    figures = np.repeat(ROW.figures[:, None], 40, axis=1)
-    found = np.array(calibrated(figures, means, variances))
-    alone = [ROW.applied(Normal(mean, variance)) for mean, variance in zip(means.tolist(), variances.tolist(), strict=True)]
-    assert found.T.tolist() == [[each.mean, each.variance] for each in alone]
-    rows = np.array(calibrated(figures, np.tile(means, (3, 1)), np.tile(variances, (3, 1))))
-    assert (rows == found[:, None]).all()
 
 
 def test_without_a_row_a_prediction_stays_as_it_is() -> None:

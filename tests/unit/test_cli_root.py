@@ -35,7 +35,6 @@ UNITS = {
     "requests": ("Exit codes",),
     "pause": ("MODEL", "Exit codes"),
     "resume": ("MODEL", "Exit codes"),
-    "assess": ("COUNT", "HOST:PORT", "seconds from now", "Exit codes"),
     "top": ("SECONDS", "HOST:PORT", "Exit codes"),
     "doctor": ("SECTION.NAME=VALUE", "FILE", "Exit codes"),
     "health": ("SECONDS", "HOST:PORT", "Exit codes"),

@@ -11,14 +11,13 @@ import pytest
 from qlm.api.v1 import instance_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.instance import TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
-from qlm_core.request import SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig, EstimatorSettings
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.outcomes.report import Outcomes
 from qlm_estimator.shell import queue_seen
-from qlm_process.queue.views import instances_in, queue_views
+from qlm_process.queue.views import instances_in
 from qlm_process.wire import instance as instance_wire
 from qlm_queue.overview import InstanceRecord, Overview, VirtualQueueRecord
 from qlm_queue.values import GroupRecord, StreamEntry
@@ -194,24 +193,6 @@ def _overview(*, running: int = 3, alive: bool = True, body: bytes | None = None
         incarnations={"a/3": alive, "fresh/1": True},
         last_event_id="1700000000123-4",
     )
-
-
-def test_views_of_a_reading() -> None:
-    first, fresh = queue_views(_overview())
-    assert (first.instance, first.running, first.active_model) == (FACTS, 3, "chat")
-    assert [(group.group_id, group.model, group.waiting, group.waiting_prompt_tokens) for group in first.groups] == [
-        ("1", "chat", 4, 400),
-        ("2", "big", 4, 400),
-    ]
-    assert (first.groups[0].slo_class, first.groups[0].token_class, first.groups[0].first_deadline_s) == ("64s", "256", 123.0)
-    assert first.groups[1].slo_kind is SloKind.PRIORITY
-    assert first.groups[1].first_deadline_s == math.inf
-    assert (fresh.instance.name, fresh.groups, fresh.running) == ("fresh", (), 0)
-
-
-def test_an_instance_that_has_not_said_its_model_has_none() -> None:
-    silent = instance_wire.to_body(replace(FACTS, active_model=""))
-    assert queue_views(_overview(body=silent))[0].active_model == ""
 
 
 def test_dead_and_unreadable_instances_are_left_out() -> None:

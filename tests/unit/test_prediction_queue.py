@@ -239,7 +239,7 @@ def test_a_pair_without_profile_cannot_be_predicted(model: str) -> None:
 def test_impossible_views_are_refused() -> None:
     with pytest.raises(ValueError, match="counts"):
         _group(-1)
-    with pytest.raises(ValueError, match="deadlines"):
+    with pytest.raises(ValueError, match="first_deadline_s"):
         _group(1, deadline_s=math.nan)
     with pytest.raises(ValueError, match="running"):
         QueueView(instance=A100, active_model="", running=-1, groups=())

@@ -23,7 +23,6 @@ class EstimatorSettings(Section):
     workload_rows_max: Count = Field(4096, description="Most request classes that are kept.")
     hardware_rows_max: Count = Field(4096, description="Most pairs of instance and model that are kept.")
     overview_every_s: Seconds = Field(2.0, description="How often the queue's instances and groups are read.")
-    overview_fresh_s: Seconds = Field(0.5, description="Age up to which a reading of the queue answers Predict.")
     events_read_max: int = Field(1000, ge=1, le=10_000, description="Most entries of the event stream in one read.")
     read_block_s: Seconds = Field(0.5, description="How long a read of the event stream waits for news.")
     read_gap_s: Seconds = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
 from qlm_core.hardware_profile import TIMED_OPERATIONS, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
@@ -26,7 +26,6 @@ class EstimatorMetrics(Metrics):
         self.malformed = Counter(
             "qlm_estimator_malformed_entries_total", "Entries of the event stream that could not be read.", registry=self.registry
         )
-        self.assess_seconds = Histogram("qlm_estimator_assess_seconds", "Duration of answered Assess calls.", registry=self.registry)
         self.outcomes = Counter(
             "qlm_estimator_outcomes_total",
             "Requests that ended, by SLO class and outcome: attained, missed, unjudged (completed, and no SLO in seconds is known), or the "

@@ -58,10 +58,7 @@ class EstimatorProcess:
         service = EstimatorService(
             queue=self._queue,
             clock=clock,
-            catalogue=self._catalogue,
             shipped=self._shipped,
-            metrics=self._metrics,
-            fresh_s=settings.overview_fresh_s,
             leader=shell,
         )
         server = GrpcServer(

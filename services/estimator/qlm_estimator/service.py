@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import grpc.aio
+import structlog
 
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
 from qlm_core.errors import PreconditionFailed, invalid_field
 from qlm_core.importable_profiles import ROWS_MAX, importable
 from qlm_core.length_model import WEIGHTS_MAX
-from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
-from qlm_estimator.assessment_wire import assessment_message
-from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import WINDOW_MAX_S
 from qlm_estimator.outcomes.wire import to_proto as outcomes_message
-from qlm_estimator.readings import QueueReader
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.queue.clock import ServerClock
 from qlm_process.wire import profile as profile_wire
@@ -31,38 +27,32 @@ WINDOW_S = 300.0
 
 
 class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
-    """`fresh_s`: age up to which a reading of the queue is used again."""
-
     def __init__(
         self,
         *,
         queue: Queue,
         clock: ServerClock,
-        catalogue: Mapping[str, ModelSpec],
         shipped: ProfileSnapshot,
-        metrics: EstimatorMetrics,
-        fresh_s: float,
         leader: EstimatorShell,
     ) -> None:
         self._leader = leader
         self._queue = queue
         self._clock = clock
-        self._catalogue = catalogue
-        self._metrics = metrics
-        self._reader = QueueReader(queue=queue, clock=clock, catalogue=catalogue, shipped=shipped, fresh_s=fresh_s)
+        self._snapshot = shipped
+        self._unreadable = -1
 
     async def GetProfiles(  # noqa: N802 (gRPC names it)
         self, request: estimator_pb2.GetProfilesRequest, context: Context
     ) -> estimator_pb2.ProfileSnapshot:
-        """The newest snapshot; version 0, the shipped one, where none was published."""
-        return profile_wire.to_proto(await self._reader.newest())
-
-    async def Assess(  # noqa: N802 (gRPC names it)
-        self, request: estimator_pb2.AssessRequest, context: Context
-    ) -> estimator_pb2.Assessment:
-        """Raises InvalidRequest, NotFound (UNKNOWN_INSTANCE)."""
-        with self._metrics.assess_seconds.time():
-            return assessment_message(request, await self._reader.now())
+        """The newest snapshot that was published and can be read; version 0, the shipped one, where none was. Raises Unavailable."""
+        version, body = await self._queue.read_profiles()
+        if body and version not in (self._snapshot.version, self._unreadable):
+            try:
+                self._snapshot = profile_wire.from_body(body)
+            except ValueError as error:
+                self._unreadable = version
+                structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
+        return profile_wire.to_proto(self._snapshot)
 
     async def GetOutcomes(  # noqa: N802 (gRPC names it)
         self, request: estimator_pb2.GetOutcomesRequest, context: Context

@@ -7,7 +7,8 @@ import asyncio
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.request import RequestState
-from qlm_process.queue.views import instances_in, queue_views
+from qlm_process.queue.views import instances_in
+from qlm_process.wire import running as running_wire
 from qlm_queue.values import ControlKind, TerminalRecord
 
 from .rig import DEADLINE_S, TRACEPARENT, Rig, until
@@ -51,8 +52,9 @@ async def test_what_it_runs_has_made_is_told(rig: Rig) -> None:
         """The most that one of them has made, once all have made more than that."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
-                (view,) = queue_views(await rig.queue.overview())
-                found = [output for runner in view.runners for output in runner.produced_tokens]
+                (record,) = (await rig.queue.overview()).instances
+                told = running_wire.from_body(record.body)
+                found = [output for runs in told.groups.values() for output in runs.output_tokens] if told else []
                 if len(found) == 3 and min(found) > more_than:
                     return max(found)
                 await asyncio.sleep(0.01)

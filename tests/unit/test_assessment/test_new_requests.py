@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 
 from predicted_times import group_times
-from qlm_core.assessment import Assessment
-from qlm_core.calibration import PRIOR_SCORE, CalibratedTime, CalibrationProfile, CalibrationTable, error_scale_s
 from qlm_core.clearing import GivingWay, Head, would_clear
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.request import SloKind
@@ -133,22 +131,6 @@ def test_nothing_gives_way_that_would_be_late_by_it() -> None:
     for slack_s, clears in ((4.0, False), (6.9, False), (7.1, True)):
         runners = [RunningView(slo_class="", token_class="", count=3, deadline_s=NOW_S + 10.0 + slack_s)]
         assert would_clear(runners, 20.0, way, head, NOW_S) == clears
-
-
-# Calibration ----------------------------------------------------------------------------------------------------------
-
-
-def test_times_are_calibrated_by_the_snapshots_rows() -> None:
-    rows = (
-        CalibrationProfile(time=CalibratedTime.WAIT, bias_factor=1.2, evidence_s=1e9),
-        CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=0.9, evidence_s=1e9),
-    )
-    own, told = assessed(*TWO), Assessment(CATALOGUE, replace(SHIPPED, calibration=CalibrationTable(rows)), TWO)
-    plain, calibrated = own.table.times([0], [600]), told.table.times([0], [600])
-    assert calibrated.wait_s[0] == pytest.approx(1.2 * plain.wait_s[0])
-    spread = PRIOR_SCORE * error_scale_s(calibrated.wait_s[0], plain.wait_variance[0])
-    assert calibrated.wait_variance[0] == pytest.approx(spread**2)
-    assert calibrated.completion_s[0] == pytest.approx(0.9 * plain.completion_s[0])
 
 
 def test_an_engine_that_has_served_nothing_yet_does_not_change_what_the_others_tell() -> None:

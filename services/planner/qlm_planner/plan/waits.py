@@ -226,7 +226,6 @@ def _group_view(group: Group) -> GroupView:
         waiting=group.waiting,
         waiting_prompt_tokens=group.waiting_prompt_tokens,
         first_deadline_s=math.inf if key.slo_kind is SloKind.PRIORITY else group.next_deadline_s,
-        last_deadline_s=group.last_deadline_s,
         band=group.band,
     )
 

@@ -39,11 +39,6 @@ class EstimatorStub(object):
                 request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.GetProfilesRequest.SerializeToString,
                 response_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.ProfileSnapshot.FromString,
                 _registered_method=True)
-        self.Assess = channel.unary_unary(
-                '/qlm.api.v1.Estimator/Assess',
-                request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.AssessRequest.SerializeToString,
-                response_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.Assessment.FromString,
-                _registered_method=True)
         self.ImportProfiles = channel.unary_unary(
                 '/qlm.api.v1.Estimator/ImportProfiles',
                 request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.ImportProfilesRequest.SerializeToString,
@@ -61,13 +56,6 @@ class EstimatorServicer(object):
 
     def GetProfiles(self, request, context):
         """The newest snapshot of all profiles.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Assess(self, request, context):
-        """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,11 +85,6 @@ def add_EstimatorServicer_to_server(servicer, server):
                     servicer.GetProfiles,
                     request_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.GetProfilesRequest.FromString,
                     response_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.ProfileSnapshot.SerializeToString,
-            ),
-            'Assess': grpc.unary_unary_rpc_method_handler(
-                    servicer.Assess,
-                    request_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.AssessRequest.FromString,
-                    response_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.Assessment.SerializeToString,
             ),
             'ImportProfiles': grpc.unary_unary_rpc_method_handler(
                     servicer.ImportProfiles,
@@ -141,33 +124,6 @@ class Estimator(object):
             '/qlm.api.v1.Estimator/GetProfiles',
             qlm_dot_api_dot_v1_dot_estimator__pb2.GetProfilesRequest.SerializeToString,
             qlm_dot_api_dot_v1_dot_estimator__pb2.ProfileSnapshot.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Assess(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/qlm.api.v1.Estimator/Assess',
-            qlm_dot_api_dot_v1_dot_estimator__pb2.AssessRequest.SerializeToString,
-            qlm_dot_api_dot_v1_dot_estimator__pb2.Assessment.FromString,
             options,
             channel_credentials,
             insecure,

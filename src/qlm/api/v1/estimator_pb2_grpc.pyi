@@ -33,8 +33,6 @@ class EstimatorStub:
     def __new__(cls, channel: _aio.Channel) -> EstimatorAsyncStub: ...
     GetProfiles: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.GetProfilesRequest, _estimator_pb2.ProfileSnapshot]
     """The newest snapshot of all profiles."""
-    Assess: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.AssessRequest, _estimator_pb2.Assessment]
-    """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too."""
     ImportProfiles: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.ImportProfilesRequest, _estimator_pb2.ImportProfilesResponse]
     """Takes rows that were exported, or measured by `qlm profile`, in place of those of the same keys; other rows stay. All or nothing: rows
     that are damaged or contradict each other are refused with INVALID_FIELD. Answered by the leader, once they are published; a standby
@@ -50,8 +48,6 @@ class EstimatorAsyncStub(EstimatorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetProfiles: _aio.UnaryUnaryMultiCallable[_estimator_pb2.GetProfilesRequest, _estimator_pb2.ProfileSnapshot]  # type: ignore[assignment]
     """The newest snapshot of all profiles."""
-    Assess: _aio.UnaryUnaryMultiCallable[_estimator_pb2.AssessRequest, _estimator_pb2.Assessment]  # type: ignore[assignment]
-    """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too."""
     ImportProfiles: _aio.UnaryUnaryMultiCallable[_estimator_pb2.ImportProfilesRequest, _estimator_pb2.ImportProfilesResponse]  # type: ignore[assignment]
     """Takes rows that were exported, or measured by `qlm profile`, in place of those of the same keys; other rows stay. All or nothing: rows
     that are damaged or contradict each other are refused with INVALID_FIELD. Answered by the leader, once they are published; a standby
@@ -70,14 +66,6 @@ class EstimatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_estimator_pb2.ProfileSnapshot, _abc.Awaitable[_estimator_pb2.ProfileSnapshot]]:
         """The newest snapshot of all profiles."""
-
-    @_abc_1.abstractmethod
-    def Assess(
-        self,
-        request: _estimator_pb2.AssessRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_estimator_pb2.Assessment, _abc.Awaitable[_estimator_pb2.Assessment]]:
-        """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too."""
 
     @_abc_1.abstractmethod
     def ImportProfiles(
