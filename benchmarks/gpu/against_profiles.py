@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.gpu.host import profile_name
+from qlm_cli.serve.gpus import profile_name
 from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
 

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-SMI_TIMEOUT_S = 30.0
-SMI_FIELDS = ("name", "memory.total", "driver_version")
-NAMES = (
-    ("H200", "H200"),
-    ("H100 NVL", "H100-NVL"),
-    ("H100 PCIe", "H100-80GB-PCIe"),
-    ("H100", "H100-80GB"),
-    ("A100-SXM4-40GB", "A100-40GB"),
-    ("A100-PCIE-40GB", "A100-40GB"),
-    ("A100 80GB PCIe", "A100-80GB-PCIe"),
-    ("A100", "A100-80GB"),
-    ("L40S", "L40S"),
-    ("B200", "B200"),
-)
-"""Part of the driver's name -> the name in the hardware profiles and `gpu_facts.yaml`; the first that fits."""
+from qlm_cli.serve.gpus import nvidia_smi, profile_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +30,7 @@ class Host:
 
 def read_host() -> Host:
     """Reads from the driver and imports PyTorch."""
-    rows, problem = _smi()
+    rows, problem = nvidia_smi()
     torch_version, cuda, torch_gpus, broken = _torch()
     problem = problem or broken
     if not problem and torch_version and not torch_gpus:
@@ -62,28 +47,9 @@ def read_host() -> Host:
     )
 
 
-def profile_name(gpu: str) -> str:
-    """The GPU's name in the hardware profiles; the driver's if unknown."""
-    return next((name for part, name in NAMES if part in gpu), gpu)
-
-
 def gpu_of(device: str) -> str:
     """An agent's name for the GPU of "cpu" or "cuda": the first one of this machine."""
     return "CPU" if device == "cpu" else profile_name(read_host().gpu)
-
-
-def _smi() -> tuple[list[list[str]], str]:
-    command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
-    except FileNotFoundError:
-        return [], "there is no nvidia-smi"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"nvidia-smi does not answer: {error}"
-    rows = [[part.strip() for part in line.split(",")] for line in said.stdout.splitlines() if line.strip()]
-    if said.returncode or not rows or any(len(row) != len(SMI_FIELDS) for row in rows):
-        return [], f"nvidia-smi reports no GPU: {(said.stdout + said.stderr).strip()[:300] or 'nothing'}"
-    return rows, ""
 
 
 def _mib(said: str) -> int:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
 from qlm_agent.config import AgentConfig, served_models
+from qlm_cli.root import root
 from qlm_cli.serve.command import changed_processes
 from qlm_cli.serve.discovery import FoundModel, FoundServer
-from qlm_cli.serve.document import PARAMETERS_BILLION, ServeOptions, document, facts_of, size_billion
+from qlm_cli.serve.document import PARAMETERS_BILLION, Document, ServeOptions, document, facts_of, size_billion
+from qlm_cli.serve.local import Host, LocalModel, LocalOptions, local_document
 from qlm_core.errors import ConfigError
+from qlm_core.hardware_prior import gpu_facts
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.config import GatewayConfig, aliases_of
 
@@ -106,3 +110,62 @@ def test_only_processes_that_read_other_settings_start_again() -> None:
     assert changed_processes(one, less) == ["gateway-0", "planner-0", "estimator-0", "gpu-1-8000"], "its context is another now"
     small = FoundServer(url="http://gpu-3:1", models=(SMALL,))
     assert changed_processes(one, document([FIRST, small], options)) == ["gateway-0", "planner-0", "estimator-0"]
+
+
+# vLLM on this machine -------------------------------------------------------------------------------------------------
+
+EIGHT = LocalModel(name="eight", folder="/m/eight", context_tokens=131_072, vocabulary_size=128_256, facts=facts_of("llama-8b"))
+BIG = replace(EIGHT, name="big", folder="/m/big", facts=facts_of("llama-70b"))
+FOUR = Host(gpu="A100-80GB", gpus=4, memory_gb=512.0)
+
+
+def _instances(made: Document) -> list[tuple[list[str], int, str]]:
+    return [(agent["models"], agent["n_gpu"], agent["vllm"]["gpus"]) for agent in made["agents"]]
+
+
+def test_models_that_fit_a_gpu_share_all_of_them() -> None:
+    made = local_document([EIGHT], FOUR, LocalOptions(aliases={"usual": "eight"}))
+    assert _instances(made) == [(["eight"], 1, str(number)) for number in range(4)]
+    (model,) = made["models"]
+    assert (model["weights"], model["tokenizer"], model["aliases"]) == ("/m/eight", "/m/eight/tokenizer.json", ["usual"])
+    assert 100_000 < model["context_tokens_max"] <= 131_072
+    config = AgentConfig.model_validate({"models": made["models"], "agent": made["agents"][0]})
+    assert all(each.profile is not None for each in served_models(config, shipped_snapshot()).values()), "a prior to plan with"
+    vllm = config.agent.vllm
+    assert vllm.device == "cuda"
+    assert 70.0 < EIGHT.facts.weights_gb + vllm.kv_cache_gb < 0.9 * gpu_facts()[FOUR.gpu].memory_gb
+    assert 4 * (vllm.host_memory_gb + vllm.host_kv_gb) < 512.0
+
+
+def test_a_model_gets_as_many_gpus_as_hold_it_and_pinned_ones_are_alone() -> None:
+    assert _instances(local_document([BIG, EIGHT], FOUR, LocalOptions())) == [(["big", "eight"], 2, "0,1"), (["big", "eight"], 2, "2,3")]
+    pinned = local_document([BIG, EIGHT], FOUR, LocalOptions(pins={"big": 1}))
+    assert _instances(pinned) == [(["big"], 2, "0,1"), (["eight"], 1, "2"), (["eight"], 1, "3")]
+
+
+def test_without_a_gpu_one_instance_computes_on_the_cpu() -> None:
+    tiny = replace(EIGHT, name="tiny", context_tokens=2_048, facts=facts_of("tiny-135m"))
+    (agent,) = local_document([tiny], Host(memory_gb=24.0), LocalOptions())["agents"]
+    assert (agent["gpu"], agent["vllm"]["device"], agent["vllm"]["gpus"], agent["batch_max"]) == ("CPU", "cpu", "", 16)
+    assert agent["vllm"]["kv_cache_gb"] <= 2.4
+
+
+@pytest.mark.parametrize(
+    ("models", "host", "options", "reason"),
+    [
+        ([BIG], replace(FOUR, gpus=1), LocalOptions(), "no room"),
+        ([EIGHT], replace(FOUR, gpu="B300"), LocalOptions(), "--gpu B300"),
+        ([EIGHT, EIGHT], FOUR, LocalOptions(), "two folders"),
+        ([EIGHT], FOUR, LocalOptions(pins={"none": 1}), "none"),
+        ([EIGHT], FOUR, LocalOptions(pins={"eight": 5}), "1 GPUs more"),
+        ([BIG, EIGHT], FOUR, LocalOptions(pins={"big": 2}), "0 of 4 are left"),
+    ],
+)
+def test_what_does_not_fit_this_machine_is_refused(models: list[LocalModel], host: Host, options: LocalOptions, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        local_document(models, host, options)
+
+
+@pytest.mark.parametrize("words", ["--engine vllm", "--engine vllm --model . http://a", "--gpus 1", "--pin a=0"])
+def test_options_of_the_other_engine_are_wrong_use(words: str) -> None:
+    assert CliRunner().invoke(root, ["serve", *words.split()]).exit_code == 2

@@ -11,9 +11,10 @@ import pytest
 from benchmarks.gpu import checks, host
 from benchmarks.gpu.against_profiles import compare_with_row
 from benchmarks.gpu.checks import Check, CheckOutcome, memory_given_back, run
-from benchmarks.gpu.host import Host, gpu_of, profile_name
+from benchmarks.gpu.host import Host, gpu_of
 from benchmarks.gpu.summary import table, transfer_share
 
+from qlm_cli.serve.gpus import profile_name
 from running_cluster import gone, wait_until
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.sh"

@@ -42,5 +42,16 @@ def test_answers_are_those_of_the_server_also_when_an_agent_is_killed(tmp_path: 
         server.close()
 
 
+def test_vllm_on_this_machine_serves_the_folders_of_two_models(tmp_path: Path, tiny_models: tuple[Path, Path]) -> None:
+    folders = [part for folder in tiny_models for part in ("--model", str(folder))]
+    with serve(tmp_path / "state", "--engine", "vllm", "--gpus", "0", *folders) as served:
+        served.ready()
+        names = [folder.name for folder in tiny_models]
+        assert {model["id"] for model in served.call("/v1/models")["data"]} == set(names)
+        first, second = (served.chat(name, "Tell me about the sea.", temperature=0.0) for name in names)
+        assert first != second, "two models take turns in one instance"
+        assert served.chat(names[0], "Tell me about the sea.", temperature=0.0) == first != ""
+
+
 def _kill_agent(served: Served) -> None:
     os.kill(served.ready().of("agent")[0].pid, signal.SIGKILL)

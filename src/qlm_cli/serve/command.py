@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
@@ -15,7 +16,9 @@ import yaml
 
 from qlm_cli.options import set_option
 from qlm_cli.serve.discovery import FoundServer, discover
-from qlm_cli.serve.document import KEY_VARIABLE, Document, ServeOptions, document
+from qlm_cli.serve.document import BATCH_MAX, DEFAULT_GPU, KEY_VARIABLE, Document, ServeOptions, document
+from qlm_cli.serve.local import LocalOptions, local_document
+from qlm_cli.serve.machine import local_model, this_host
 from qlm_cli.up.cluster import Cluster
 from qlm_cli.up.command import ClusterRun, locked
 from qlm_cli.up.config import UpConfig
@@ -37,6 +40,13 @@ def _pairs(_ctx: click.Context, parameter: click.Parameter, values: tuple[str, .
     return pairs
 
 
+def _counts(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    pairs = _pairs(context, parameter, values)
+    if not all(count.isdecimal() and int(count) for count in pairs.values()):
+        raise click.BadParameter(f"is {parameter.metavar}, with N >= 1")
+    return {name: int(count) for name, count in pairs.items()}
+
+
 @click.command()
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @click.option(
@@ -52,9 +62,28 @@ def _pairs(_ctx: click.Context, parameter: click.Parameter, values: tuple[str, .
     metavar="FILE",
     help="API key of the servers. Default: QLM_ENGINE_API_KEY, or none.",
 )
-@click.option("--gpu", default="A100-80GB", show_default=True, metavar="NAME", help="GPU of the servers: where predictions begin.")
+@click.option(
+    "--engine",
+    type=click.Choice(["openai", "vllm"]),
+    default="openai",
+    show_default=True,
+    help="openai: in front of servers that run. vllm: vLLM on this machine, with the models of --model.",
+)
+@click.option(
+    "--model",
+    "folders",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="vllm: folder of a model, named after it. May be repeated: models that share GPUs take turns.",
+)
+@click.option("--gpus", type=click.IntRange(min=0), metavar="COUNT", help="vllm: GPUs to use, the first ones. 0: the CPU. Default: all.")
+@click.option("--pin", "pins", multiple=True, callback=_counts, metavar="MODEL=N", help="vllm: N instances that serve this model alone.")
+@click.option(
+    "--gpu", metavar="NAME", help=f"GPU of the servers: where predictions begin. Default: {DEFAULT_GPU}; vllm: the driver's name."
+)
 @click.option("--n-gpu", type=click.IntRange(min=0), default=0, help="GPUs of a server; 0, the default: as many as its model needs.")
-@click.option("--batch-max", type=click.IntRange(min=1), default=256, show_default=True, help="Most requests that a server runs at once.")
+@click.option("--batch-max", type=click.IntRange(min=1), help="Most requests that an engine runs at once. Default: 256; on a CPU 16.")
 @click.option("--alias", "aliases", multiple=True, callback=_pairs, metavar="NAME=MODEL", help="Another name of a model; may be repeated.")
 @click.option(
     "--tokenizer",
@@ -73,9 +102,13 @@ def serve(
     urls: tuple[str, ...],
     servers_file: Path | None,
     api_key_file: Path | None,
-    gpu: str,
+    engine: str,
+    folders: tuple[Path, ...],
+    gpus: int | None,
+    pins: Mapping[str, int],
+    gpu: str | None,
     n_gpu: int,
-    batch_max: int,
+    batch_max: int | None,
     aliases: Mapping[str, str],
     tokenizers: Mapping[str, str],
     http: str,
@@ -83,43 +116,71 @@ def serve(
     state_dir: Path,
     overrides: dict[str, str],
 ) -> None:
-    """Put a durable queue in front of OpenAI-compatible servers that run already, such as http://gpu-1:8000 http://gpu-2:8000.
+    """Put a durable queue in front of OpenAI-compatible servers that run already, such as http://gpu-1:8000 http://gpu-2:8000, or of vLLM
+    on this machine (--engine vllm --model DIR).
 
-    Finds their models and contexts, makes a configuration, and runs a whole cluster on it, with one agent a server. Servers that cannot be
-    reached join when they can. How fast they are is learned as they serve. Ctrl-C drains and stops, as for `qlm up`.
+    Finds models and contexts, makes a configuration, and runs a whole cluster on it, with one agent a server, or one for the GPUs that a
+    model needs. Servers that cannot be reached join when they can. How fast engines are is learned as they serve. Ctrl-C drains and stops,
+    as for `qlm up`.
 
     Exit codes: 0 stopped, 1 failed, 2 wrong use or configuration, or no server serves.
     """
+    for_servers, for_vllm = bool(urls or servers_file or api_key_file or tokenizers or n_gpu), bool(folders or pins or gpus is not None)
+    if engine == "vllm" and (for_servers or not folders):
+        raise click.UsageError("--engine vllm needs --model, and takes no URL, --servers, --api-key-file, --tokenizer or --n-gpu")
+    if engine != "vllm" and for_vllm:
+        raise click.UsageError("--model, --gpus and --pin need --engine vllm")
+    files = str(state_dir.resolve() / "files")
+    if engine == "vllm":
+        local = LocalOptions(http=http, grpc=grpc, files=files, batch_max=batch_max or 0, pins=pins, aliases=aliases)
+        with locked(state_dir):
+            settings = local_document([local_model(folder) for folder in folders], this_host(gpu, gpus), local)
+            sys.exit(_run(settings, state_dir, overrides))
     api_key = api_key_file.read_text(encoding="utf-8").strip() if api_key_file else os.environ.get(KEY_VARIABLE, "")
     os.environ[KEY_VARIABLE] = api_key  # agents inherit it
     options = ServeOptions(
-        files=str(state_dir.resolve() / "files"),
-        http=http, grpc=grpc, gpu=gpu, n_gpu=n_gpu, batch_max=batch_max, has_api_key=bool(api_key), tokenizers=tokenizers, aliases=aliases
-    )  # fmt: skip
+        http=http,
+        grpc=grpc,
+        files=files,
+        gpu=gpu or DEFAULT_GPU,
+        n_gpu=n_gpu,
+        batch_max=batch_max or BATCH_MAX,
+        has_api_key=bool(api_key),
+        tokenizers=tokenizers,
+        aliases=aliases,
+    )
     with locked(state_dir):
-        path = state_dir / CONFIG_FILE
         servers = ServerList(urls, servers_file, api_key)
         asyncio.run(servers.refresh())
         if not servers.found:
             raise ConfigError("; ".join(f"{url}: {reason}" for url, reason in servers.missing.items()) or "give the URL of a server")
-        settings = document(list(servers.found.values()), options)
-        path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-        given = {**overrides, "queue.state_dir": str(state_dir)}
-        config = load_config(UpConfig, str(path), overrides=given)
-        configure_logging(config.telemetry, "serve", config.queue.name)
-        cluster = Cluster(config, str(path.resolve()), given)
-        run = ClusterRun(cluster)
+        sys.exit(_run(document(list(servers.found.values()), options), state_dir, overrides, partial(_follow, servers, options)))
 
-        async def main(stop: asyncio.Event) -> None:
-            following = asyncio.create_task(_follow(cluster, servers, settings, options, path, given), name="serve-follow")
-            try:
-                await run.main(stop)
-            finally:
+
+Follow = Callable[[Cluster, Document, Path, Mapping[str, object]], Coroutine[None, None, None]]
+
+
+def _run(settings: Document, state_dir: Path, overrides: Mapping[str, str], follow: Follow | None = None) -> int:
+    """Writes the configuration and runs the cluster until it is stopped, beside what `follow` does; the exit code."""
+    path = state_dir / CONFIG_FILE
+    path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    given = {**overrides, "queue.state_dir": str(state_dir)}
+    config = load_config(UpConfig, str(path), overrides=given)
+    configure_logging(config.telemetry, "serve", config.queue.name)
+    cluster = Cluster(config, str(path.resolve()), given)
+    run = ClusterRun(cluster)
+
+    async def main(stop: asyncio.Event) -> None:
+        following = asyncio.create_task(follow(cluster, settings, path, given), name="serve-follow") if follow else None
+        try:
+            await run.main(stop)
+        finally:
+            if following is not None:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
                     await following
 
-        sys.exit(run_service(main) or run.exit_code)
+    return run_service(main) or run.exit_code
 
 
 class ServerList:
@@ -159,12 +220,7 @@ class ServerList:
 
 
 async def _follow(
-    cluster: Cluster,
-    servers: ServerList,
-    settings: Document,
-    options: ServeOptions,
-    path: Path,
-    given: Mapping[str, object],
+    servers: ServerList, options: ServeOptions, cluster: Cluster, settings: Document, path: Path, given: Mapping[str, object]
 ) -> None:
     """Runs until cancelled. A change that cannot be taken is logged, and what was before goes on."""
     while True:

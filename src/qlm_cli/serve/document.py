@@ -22,6 +22,8 @@ SIZE_MAX = 10_000.0
 GPUS_MAX = 64
 NAME_BYTES_MAX = 64
 SIZE = re.compile(r"(?:(?<![\d.])(\d+)x)?(?<![\d.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
+DEFAULT_GPU = "A100-80GB"
+BATCH_MAX = 256
 KEY_VARIABLE = "QLM_ENGINE_API_KEY"
 """Environment variable that hands the servers' API key to the agents."""
 
@@ -37,9 +39,9 @@ class ServeOptions:
     http: str = "127.0.0.1:8080"
     grpc: str = "127.0.0.1:50051"
     files: str = ""
-    gpu: str = "A100-80GB"
+    gpu: str = DEFAULT_GPU
     n_gpu: int = 0
-    batch_max: int = 256
+    batch_max: int = BATCH_MAX
     has_api_key: bool = False
     tokenizers: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -55,9 +57,14 @@ def document(servers: Sequence[FoundServer], options: ServeOptions) -> Document:
         raise ConfigError(f"no server serves {', '.join(unknown)}; found: {', '.join(models)}")
     return {
         "models": [_model_section(model, options) for model in models.values()],
-        "gateways": [{"name": "gateway-0", "listen": options.grpc, "http": {"listen": options.http}, "batches": {"folder": options.files}}],
+        "gateways": gateways(options.grpc, options.http, options.files),
         "agents": [_agent(name, server, models, options) for name, server in zip(_names(servers), servers, strict=True)],
     }
+
+
+def gateways(grpc: str, http: str, files: str) -> list[dict[str, Any]]:
+    """One gateway. `files`: the folder of files and batches."""
+    return [{"name": "gateway-0", "listen": grpc, "http": {"listen": http}, "batches": {"folder": files}}]
 
 
 def size_billion(name: str) -> float:

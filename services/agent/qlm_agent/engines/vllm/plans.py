@@ -72,6 +72,8 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
 def environment(settings: VllmSettings) -> Mapping[str, str]:
     """Environment of the processes. A process alone on its cores would bind a thread to each."""
     found = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
+    if settings.gpus:
+        found["CUDA_VISIBLE_DEVICES"] = settings.gpus
     if settings.device == "cpu":
         threads = str(settings.cpu_threads)
         found |= {

@@ -15,6 +15,7 @@ class VllmSettings(Section):
     device: Literal["cpu", "cuda"] = Field(
         "cpu", description="Where it computes. cpu: warm models are idle processes; cuda: sleeping ones."
     )
+    gpus: str = Field("", description="cuda: GPUs of the host that it may use, as CUDA_VISIBLE_DEVICES names them (0,1); empty: all.")
     python: str = Field("", description="Python interpreter that has vllm and this package; empty: the agent's own.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("float32", description="Of weights and KV.")
     kv_cache_gb: float = Field(1.0, gt=0, allow_inf_nan=False, description="Memory for the KV of one model, in GB; on CUDA of each GPU.")
