@@ -129,6 +129,10 @@ class ModelSettings(Section):
     vocabulary_size: Count = Field(32_000, description="Token ids are below this.")
     tokenizer: str = Field("", description="Path of its tokenizer.json. Empty: UTF-8 bytes / 4, for simulated models.")
     chat_template: str = Field("", description="Path of its Jinja chat template. Empty: the one that lies beside its tokenizer.")
+    tool_calls: Literal["auto", "none", "hermes", "json"] = Field(
+        "auto",
+        description="How it writes calls of tools: hermes (<tool_call>), json (the whole answer), none; auto: as its chat template says.",
+    )
     weights: str = Field("", description="Folder of its weights, for real engines; empty: none.")
     facts: ModelFactsSettings | None = Field(
         None, description="Its shape, for GPUs on which it was never measured. Absent: that of the profile's name, if QLM knows it."

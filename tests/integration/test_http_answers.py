@@ -191,3 +191,22 @@ async def test_objectives(rig: Rig, body: dict[str, object], headers: dict[str, 
         rig.serve()
         assert (await answering).service_tier == tier
         assert class_of(admission_of(found.body)[1]) == slo_class
+
+
+async def test_a_named_tool_is_called_with_the_answer(rig: Rig) -> None:
+    rig.serve()
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asked: Any = {**CHAT, "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    async with opened(rig) as (client, session):
+        message = (await client.chat.completions.create(**asked)).model_dump()["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": chat_text(6)})
+        assert message["content"] is None
+        streamed = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        deltas = [
+            each for chunk in streamed for each in ChatCompletionChunk.model_validate(chunk.model_dump()).choices[0].delta.tool_calls or ()
+        ]
+        assert [each.function.name for each in deltas if each.id and each.function] == ["f"]
+        assert "".join(each.function.arguments or "" for each in deltas if each.function) == chat_text(6)
+        async with session.post("/v1/chat/completions", json={**CHAT, "tools": [tool]}) as refused:
+            assert (refused.status, (await refused.json())["error"]["param"]) == (400, "tools"), "a model without a chat template"

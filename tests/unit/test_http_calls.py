@@ -42,7 +42,7 @@ def test_messages_become_those_of_the_proto() -> None:
         ("system", "Be short."), ("user", "a\nb"), ("assistant", ""), ("tool", "5"),
     ]  # fmt: skip
     assert [json.loads(each.more_json or "{}") for each in request.chat.messages] == [
-        {"name": "boss"}, {}, {"tool_calls": calls}, {"tool_call_id": "c"},
+        {"name": "boss"}, {}, {"tool_calls": [{**calls[0], "function": {"name": "f", "arguments": {}}}]}, {"tool_call_id": "c"},
     ]  # fmt: skip
 
 

@@ -51,6 +51,12 @@ def test_vllm_on_this_machine_serves_the_folders_of_two_models(tmp_path: Path, t
         first, second = (served.chat(name, "Tell me about the sea.", temperature=0.0) for name in names)
         assert first != second, "two models take turns in one instance"
         assert served.chat(names[0], "Tell me about the sea.", temperature=0.0) == first != ""
+        place = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"], "additionalProperties": False}
+        tool = {"type": "function", "function": {"name": "weather", "parameters": place}}
+        wanted = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "weather"}}, "max_tokens": 100}
+        answer = served.call("/v1/chat/completions", {"model": names[0], "messages": [{"role": "user", "content": "?"}], **wanted})
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("weather", {"city": "Paris"})
 
 
 def _kill_agent(served: Served) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -21,17 +21,20 @@ from qlm_gateway.config import GatewayConfig, aliases_of, catalogue_of, open_tex
 from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.batch_routes import BatchRoutes
 from qlm_gateway.front.http.server import HttpFront
+from qlm_gateway.front.http.tools import tool_form_of
 from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook.updates import OutlookUpdates
 from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.streams.hub import StreamHub
 from qlm_gateway.streams.machine import GatewayMachine
+from qlm_gateway.text.model_text import ModelText
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.identity.key_ring import open_key_ring
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.connection import reach_queue
 from qlm_process.queue.leases import RoleElection
+from qlm_process.settings import ModelSettings
 from qlm_queue.port import Queue
 
 BATCHES_ROLE = "batches"
@@ -104,6 +107,7 @@ class Gateway:
             callers,
             config.security,
             BatchRoutes(folder, settings.batches, callers, now_s, settings.http.body_timeout_s) if folder is not None else None,
+            tool_forms_of(config.models, texts, aliases),
             is_serving=lambda: not self._watch.away and not self._hub.draining,
             is_draining=lambda: self._hub.draining,
         )
@@ -193,3 +197,12 @@ class Gateway:
                 serving = wanted
                 await self._server.set_serving(serving)
                 structlog.get_logger().warning("queue_back" if serving else "queue_away")
+
+
+def tool_forms_of(models: tuple[ModelSettings, ...], texts: Mapping[str, ModelText], aliases: Mapping[str, str]) -> Mapping[str, str]:
+    """Model or alias -> its ToolForm, of those that have one."""
+    forms = {
+        model.name: tool_form_of(texts[model.name].chat_template) if model.tool_calls == "auto" else model.tool_calls.removeprefix("none")
+        for model in models
+    }
+    return {name: form for name, form in ({**forms, **{alias: forms[model] for alias, model in aliases.items()}}).items() if form}

@@ -49,6 +49,7 @@ class PromptEncoder:
                 sources = {DEFAULT: Path(template_path).read_text(encoding="utf-8")}
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"models.chat_template: {template_path} cannot be read: {error}") from error
+        self.template_source = "\n".join(sources.values())
         self._template = ChatTemplate(sources, special_tokens)
         added = [token for token in self.tokenizer.get_added_tokens_decoder().values() if token.content.strip()]
         self._controls = [token.content for token in added if token.special or self._template.writes(token.content)]

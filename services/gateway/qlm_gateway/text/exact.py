@@ -25,6 +25,7 @@ class ExactText:
     def __init__(self, tokenizer_path: str, template_path: str) -> None:
         self._encoder = PromptEncoder(tokenizer_path, template_path)
         self._tokenizer = self._encoder.tokenizer
+        self.chat_template = self._encoder.template_source
         # Normalizers may shrink text, so a token can stand for more bytes than it has: leave a factor for that.
         self.token_bytes_max = 4 * max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=4)
 

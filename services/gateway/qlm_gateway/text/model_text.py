@@ -30,13 +30,17 @@ class Detokenizer(Protocol):
 
 
 class ModelText(Protocol):
-    """`exact`: whether tokens are counted with the model's tokenizer. `token_bytes_max`: see ModelEntry."""
+    """`exact`: whether tokens are counted with the model's tokenizer. `token_bytes_max`: see ModelEntry. `chat_template`: its source, ""
+    without one."""
 
     @property
     def exact(self) -> bool: ...
 
     @property
     def token_bytes_max(self) -> int: ...
+
+    @property
+    def chat_template(self) -> str: ...
 
     def encode_text(self, text: str, *, control_tokens: bool) -> list[int] | None:
         """Token ids of a text prompt; None where only their number is known."""
@@ -59,6 +63,7 @@ class ApproximateText:
 
     exact = False
     token_bytes_max = 4
+    chat_template = ""
 
     def encode_text(self, text: str, *, control_tokens: bool) -> list[int] | None:
         return None

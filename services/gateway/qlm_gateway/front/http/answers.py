@@ -61,8 +61,11 @@ def _logprob(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def choice(index: int, text: str, reason: str, logprobs: Mapping[str, Any] | None, *, chat: bool) -> dict[str, Any]:
-    said = {"message": {"role": "assistant", "content": text, "refusal": None}} if chat else {"text": text}
+def choice(
+    index: int, text: str, reason: str, logprobs: Mapping[str, Any] | None, *, chat: bool, message: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`message`: of a chat, in place of its text alone."""
+    said = {"message": message or {"role": "assistant", "content": text, "refusal": None}} if chat else {"text": text}
     return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
 
 
@@ -122,6 +125,10 @@ class ChunkForm:
         said = f'"delta":{{"content":{json.dumps(text)}}}' if self._chat else f'"text":{json.dumps(text)}'
         also = "null" if logprobs is None else _compact(logprobs)
         return f'{self._starts[index]}{said},"logprobs":{also},"finish_reason":null}}]}}'
+
+    def delta(self, index: int, delta: Mapping[str, Any]) -> str:
+        """Of a chat with tools."""
+        return f'{self._starts[index]}"delta":{_compact(delta)},"logprobs":null,"finish_reason":null}}]}}'
 
     def finish(self, index: int, reason: str) -> str:
         said = '"delta":{}' if self._chat else '"text":""'

@@ -13,6 +13,7 @@ Uint32 = Annotated[int, Field(ge=0, lt=1 << 32)]
 PositiveUint32 = Annotated[int, Field(ge=1, lt=1 << 32)]
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 
+TOOLS_MAX = 128
 REFUSED_FIELDS = (
     "audio",
     "best_of",
@@ -22,8 +23,6 @@ REFUSED_FIELDS = (
     "logit_bias",
     "modalities",
     "suffix",
-    "tool_choice",
-    "tools",
     "web_search_options",
 )
 """Fields of the API that QLM does not support."""
@@ -50,6 +49,27 @@ class Message(_Part):
     name: str | None = None
     tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+
+
+class Function(_Part):
+    model_config = ConfigDict(extra="allow", strict=True)  # the chat template may read more
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Part):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Part):
+    name: str
+
+
+class NamedTool(_Part):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class JsonSchema(_Part):
@@ -95,6 +115,9 @@ class ChatBody(Body):
     max_completion_tokens: PositiveUint32 | None = None
     logprobs: bool | None = None
     top_logprobs: Uint32 | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(Body):
@@ -109,7 +132,8 @@ class CompletionBody(Body):
     logprobs: Uint32 | None = None
 
 
-_FIELDS = frozenset().union(*(part.model_fields for part in (ChatBody, CompletionBody, Message, TextPart, StreamOptions, ResponseFormat)))
+_PARTS = (ChatBody, CompletionBody, Message, TextPart, StreamOptions, ResponseFormat, Tool, Function)
+_FIELDS = frozenset().union(*(part.model_fields for part in _PARTS))
 
 B = TypeVar("B", bound=Body)
 

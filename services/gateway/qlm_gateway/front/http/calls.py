@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from qlm.api.v1.request_pb2 import ChatMessage, ChatPrompt, Request, SamplingParams, TokenPrompt
 from qlm_core.errors import invalid_field
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, Message, ResponseFormat
 from qlm_gateway.front.http.objectives import objective_of
 from qlm_gateway.front.http.settings import HttpSettings
+from qlm_gateway.front.http.tools import ToolUse, use_tools
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LAST_EVENT_ID = "Last-Event-ID"
@@ -40,7 +42,7 @@ class EventId:
 class Call:
     """`requests`: one for each choice, those of a prompt in a row, `choices_per_prompt` of them; `ids`: theirs, which admission
     changes in the messages; the first is the call's. `keyed`: the client named it. `resume`: the last event that a client of the stream
-    has."""
+    has. `tools`: how its answers are read, None where they are text."""
 
     chat: bool
     model: str
@@ -54,15 +56,29 @@ class Call:
     include_usage: bool
     tier: str
     resume: EventId | None
+    tools: ToolUse | None = None
 
 
-def read_call(body: Body, headers: Mapping[str, str], settings: HttpSettings, new_id: str) -> Call:
-    """`new_id`: for a call without an idempotency key. Raises InvalidRequest."""
+def no_tools(_model: str) -> str:
+    """No model's ToolForm is known."""
+    return ""
+
+
+def read_call(
+    body: Body, headers: Mapping[str, str], settings: HttpSettings, new_id: str, tool_form: Callable[[str], str] = no_tools
+) -> Call:
+    """`new_id`: for a call without an idempotency key. `tool_form`: the ToolForm of a model, "" for none. Raises InvalidRequest."""
     key = headers.get(IDEMPOTENCY_KEY, "")
     stream = bool(body.stream)
     if body.stream_options is not None and not stream:
         raise invalid_field("stream_options", "absent without stream")
     requests = tuple(_requests(body, settings.choices_max))
+    tools = None
+    if isinstance(body, ChatBody):
+        for request in requests:
+            tools = use_tools(body, tool_form(body.model), request.chat, request.sampling)
+    if tools is not None and (LAST_EVENT_ID in headers or headers.get(MODE, "wait") != "wait"):
+        raise invalid_field("tools", f"absent with {LAST_EVENT_ID} and with {MODE}: enqueue")
     output_tokens = requests[0].sampling.max_tokens
     slo, tier = objective_of(headers, body.service_tier, settings, priority=body.priority, output_tokens=output_tokens)
     resume = _event_id(headers[LAST_EVENT_ID], key, len(requests)) if stream and LAST_EVENT_ID in headers else None
@@ -84,6 +100,7 @@ def read_call(body: Body, headers: Mapping[str, str], settings: HttpSettings, ne
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         tier=tier,
         resume=resume,
+        tools=tools,
     )
 
 
@@ -110,11 +127,24 @@ def _chat_request(body: ChatBody) -> Request:
 def _message(message: Message) -> ChatMessage:
     content = message.content
     more = {name: value for name in _MORE_OF_MESSAGE if (value := getattr(message, name)) is not None}
+    if message.tool_calls:
+        more["tool_calls"] = [_parsed_call(each) for each in message.tool_calls]
     return ChatMessage(
         role="system" if message.role == "developer" else message.role,
         content=content if isinstance(content, str) else "\n".join(part.text for part in content or ()),
         more_json=json.dumps(more) if more else "",
     )
+
+
+def _parsed_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With arguments as chat templates read them: an object, where they are the JSON of one."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(arguments)}}
+    except (ValueError, RecursionError):
+        return call
 
 
 def _completion_requests(body: Body) -> list[Request]:

@@ -8,8 +8,10 @@ from typing import Any
 from qlm.api.v1.gateway_pb2 import StreamResponse
 from qlm.api.v1.request_pb2 import Logprobs, RequestState, Result
 from qlm_gateway.front.http.answers import TextOf, choice, finish_reason, logprobs_of
+from qlm_gateway.front.http.calls import Call
 from qlm_gateway.front.http.errors import ended_error
 from qlm_gateway.front.http.joint_acceptance import JointAcceptance
+from qlm_gateway.front.http.tools import ToolReader, message_of
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -44,8 +46,13 @@ class CollectedChoice:
             if self.result.state != RequestState.REQUEST_STATE_COMPLETED:
                 raise ended_error(self.result)
 
-    def document(self, text_of: TextOf, *, chat: bool) -> dict[str, Any]:
+    def document(self, text_of: TextOf, call: Call) -> dict[str, Any]:
         """The choice, once it has its result."""
         assert self.result is not None, "its call has ended"
+        text, reason, chat = "".join(self._texts), finish_reason(self.result), call.chat
+        if call.tools is not None:
+            reader = ToolReader(call.tools, call.ids[self._index])
+            message = message_of(reader, text)
+            return choice(self._index, text, reader.finish(reason), None, chat=chat, message=message)
         logprobs = None if self._logprobs is None else logprobs_of(self._logprobs, self._token_ids, text_of, chat=chat)
-        return choice(self._index, "".join(self._texts), finish_reason(self.result), logprobs, chat=chat)
+        return choice(self._index, text, reason, logprobs, chat=chat)

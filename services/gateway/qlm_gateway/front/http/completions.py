@@ -67,7 +67,7 @@ class Completions:
             created=created_of(acceptance.accepted[0]),
             model=call.model,
             tier=call.tier,
-            choices=[each.document(text_of, chat=call.chat) for each in choices],
+            choices=[each.document(text_of, call) for each in choices],
             usage=usage_of(call, [each.result.usage for each in choices if each.result is not None]),
             chat=call.chat,
         )

@@ -15,6 +15,7 @@ from qlm_gateway.front.http.answers import ChunkForm, TextOf, created_of, finish
 from qlm_gateway.front.http.calls import Call, EventId
 from qlm_gateway.front.http.errors import ended_error, error_body
 from qlm_gateway.front.http.joint_acceptance import JointAcceptance
+from qlm_gateway.front.http.tools import Delta, ToolReader
 
 ESTIMATED_WAIT = "x-qlm-estimated-wait-seconds"
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -71,7 +72,9 @@ class EventStream:
         events = []
         for data, offset in chunks:
             self._offsets[index] = offset
-            events.append(f"id: {self._id_head}{','.join(map(str, self._offsets))}\ndata: {data}\n\n")
+            # Calls of tools are read from the start of an answer: such a stream cannot go on in the middle.
+            event_id = f"id: {self._id_head}{','.join(map(str, self._offsets))}\n" if self._call.tools is None else ""
+            events.append(f"{event_id}data: {data}\n\n")
         await self._write("".join(events).encode())
 
     async def end(self, usages: Sequence[Usage]) -> None:
@@ -109,6 +112,7 @@ class StreamedChoice:
         self._chat = call.chat
         self._role_due = call.chat and offset == 0
         self._characters = 0
+        self._reader = None if call.tools is None else ToolReader(call.tools, call.ids[index])
         self.usage = Usage()
 
     def invocation_metadata(self) -> Metadata:
@@ -131,16 +135,26 @@ class StreamedChoice:
             if result.state != RequestState.REQUEST_STATE_COMPLETED:
                 raise ended_error(result)
             self.usage = result.usage
-            chunks.append((self._stream.form.finish(self._index, finish_reason(result)), self._offset))
+            reason = finish_reason(result)
+            if self._reader is not None:
+                self._add_deltas(self._reader.end(), chunks)
+                reason = self._reader.finish(reason)
+            chunks.append((self._stream.form.finish(self._index, reason), self._offset))
         if chunks:
             await self._stream.send(self._index, chunks)
 
     def _add_tokens(self, chunk: TokenChunk, chunks: list[tuple[str, int]]) -> None:
         """Tokens that are no character yet go with the next ones."""
         self._offset = chunk.offset + (len(chunk.token_ids) or len(chunk.pieces))
+        if self._reader is not None:
+            self._add_deltas(self._reader.feed(chunk.text), chunks)
+            return
         logprobs = None
         if chunk.HasField("logprobs"):
             logprobs = logprobs_of(chunk.logprobs, chunk.token_ids, self._stream.text_of, chat=self._chat, text_offset=self._characters)
         if chunk.text or logprobs is not None:
             self._characters += len(chunk.text)
             chunks.append((self._stream.form.text(self._index, chunk.text, logprobs), self._offset))
+
+    def _add_deltas(self, deltas: Sequence[Delta], chunks: list[tuple[str, int]]) -> None:
+        chunks += [(self._stream.form.delta(self._index, delta), self._offset) for delta in deltas]

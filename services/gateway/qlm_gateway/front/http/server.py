@@ -39,6 +39,7 @@ from qlm_process.settings import SecuritySettings, is_loopback
 STOP_GRACE_S = 0.5
 """For answers in progress, once the gateway has drained."""
 BACKLOG = 1_024
+NO_FORMS: Mapping[str, str] = {}
 FREE = ("/health", "/readiness")
 """Paths that want no key."""
 
@@ -60,6 +61,7 @@ class HttpFront:
         callers: Callers,
         security: SecuritySettings,
         batches: BatchRoutes | None = None,
+        tool_forms: Mapping[str, str] = NO_FORMS,
         *,
         is_serving: Callable[[], bool],
         is_draining: Callable[[], bool],
@@ -76,6 +78,7 @@ class HttpFront:
         self._is_serving = is_serving
         self._completions = Completions(service, self._text_of, lambda: settings.cancel_on_disconnect and not is_draining())
         self._batches = batches
+        self._tool_forms = tool_forms
         self._calls = 0
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -203,7 +206,7 @@ class HttpFront:
         request_id = ""
         try:
             body = await self._body(http, cls)
-            call = read_call(body, http.headers, self._settings, self._new_id())
+            call = read_call(body, http.headers, self._settings, self._new_id(), self._tool_form)
             request_id = call.request_id
             return await self._completions.answer(http, call)
         except QlmError as error:
@@ -212,6 +215,9 @@ class HttpFront:
     def result_document(self, result: Result, chat: bool) -> Mapping[str, Any]:
         """A result as the API has it, for answers of batches."""
         return result_document(result, self._text_of(result.model), chat=chat)
+
+    def _tool_form(self, model: str) -> str:
+        return self._tool_forms.get(model, "")
 
     def _text_of(self, model: str) -> TextOf:
         text = self._texts.get(model) or ApproximateText()
