@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +15,7 @@ from qlm_cli.serve.command import changed_processes
 from qlm_cli.serve.discovery import FoundModel, FoundServer
 from qlm_cli.serve.document import PARAMETERS_BILLION, Document, ServeOptions, document, facts_of, size_billion
 from qlm_cli.serve.local import Host, LocalModel, LocalOptions, local_document
+from qlm_cli.serve.machine import local_model, this_host
 from qlm_core.errors import ConfigError
 from qlm_core.hardware_prior import gpu_facts
 from qlm_core.shipped_profiles import shipped_snapshot
@@ -116,7 +119,7 @@ def test_only_processes_that_read_other_settings_start_again() -> None:
 
 EIGHT = LocalModel(name="eight", folder="/m/eight", context_tokens=131_072, vocabulary_size=128_256, facts=facts_of("llama-8b"))
 BIG = replace(EIGHT, name="big", folder="/m/big", facts=facts_of("llama-70b"))
-FOUR = Host(gpu="A100-80GB", gpus=4, memory_gb=512.0)
+FOUR = Host(gpu="A100-80GB", gpus=("0", "1", "2", "3"), memory_gb=512.0)
 
 
 def _instances(made: Document) -> list[tuple[list[str], int, str]]:
@@ -153,7 +156,7 @@ def test_without_a_gpu_one_instance_computes_on_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("models", "host", "options", "reason"),
     [
-        ([BIG], replace(FOUR, gpus=1), LocalOptions(), "no room"),
+        ([BIG], replace(FOUR, gpus=("0",)), LocalOptions(), "no room"),
         ([EIGHT], replace(FOUR, gpu="B300"), LocalOptions(), "--gpu B300"),
         ([EIGHT, EIGHT], FOUR, LocalOptions(), "two folders"),
         ([EIGHT], FOUR, LocalOptions(pins={"none": 1}), "none"),
@@ -169,3 +172,34 @@ def test_what_does_not_fit_this_machine_is_refused(models: list[LocalModel], hos
 @pytest.mark.parametrize("words", ["--engine vllm", "--engine vllm --model . http://a", "--gpus 1", "--pin a=0"])
 def test_options_of_the_other_engine_are_wrong_use(words: str) -> None:
     assert CliRunner().invoke(root, ["serve", *words.split()]).exit_code == 2
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver with three GPUs of two kinds."""
+    lines = ["NVIDIA H100 80GB HBM3, 81559, 580.1", "NVIDIA H100 80GB HBM3, 81559, 580.1", "NVIDIA H200, 143771, 580.1"]
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("smi")
+def test_the_gpus_of_this_machine_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (this_host(None, 2).gpu, this_host(None, 2).gpus) == ("H100-80GB", ("0", "1"))
+    assert (this_host("H100-80GB", None).gpus, this_host(None, 0).gpus) == (("0", "1", "2"), ())
+    for wrong, reason in (((None, None), "unlike"), ((None, 4), "has 3")):
+        with pytest.raises(ConfigError, match=reason):
+            this_host(*wrong)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert (this_host(None, None).gpu, this_host(None, None).gpus) == ("H200", ("2",))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1f")
+    with pytest.raises(ConfigError, match="--gpu"):
+        this_host(None, None)
+    assert this_host("H200", None).gpus == ("GPU-1f",)
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        local_model(tmp_path)

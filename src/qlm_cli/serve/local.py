@@ -33,11 +33,16 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """`gpus`: their number, 0: vLLM computes on the CPU. `gpu`: their name in the hardware profiles."""
+    """`gpus`: their ids, as CUDA_VISIBLE_DEVICES has them; (): vLLM computes on the CPU. `gpu`: their name in the hardware profiles."""
 
     gpu: str = CPU
-    gpus: int = 0
+    gpus: tuple[str, ...] = ()
     memory_gb: float = 16.0
+
+    @property
+    def places(self) -> int:
+        """GPUs, or the one CPU."""
+        return max(1, len(self.gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +71,14 @@ def local_document(models: Sequence[LocalModel], host: Host, options: LocalOptio
     rows = {model.name: _row(host, model) for model in models}
     shared = [model.name for model in models if model.name not in options.pins]
     groups = [([name], count) for name, count in options.pins.items()]
-    free = max(1, host.gpus) - sum(count * rows[name].n_gpu for name, count in options.pins.items())
+    free = host.places - sum(count * rows[name].n_gpu for name, count in options.pins.items())
     if shared:
         each = max(rows[name].n_gpu for name in shared)
         groups.append((shared, free // each))
         if free < each:
-            raise ConfigError(f"{', '.join(shared)} need {each} GPUs, and {max(0, free)} of {max(1, host.gpus)} are left")
+            raise ConfigError(f"{', '.join(shared)} need {each} GPUs, and {max(0, free)} of {host.places} are left")
     elif free < 0:
-        raise ConfigError(f"--pin: {-free} GPUs more than the {max(1, host.gpus)} of this machine")
+        raise ConfigError(f"--pin: {-free} GPUs more than the {host.places} of this machine")
     count = sum(number for _, number in groups)
     agents: list[dict[str, Any]] = []
     at = 0
@@ -90,7 +95,7 @@ def local_document(models: Sequence[LocalModel], host: Host, options: LocalOptio
 
 
 def _row(host: Host, model: LocalModel) -> HardwareProfile:
-    n_gpu, largest = 1, min(GPUS_MAX, max(1, host.gpus))
+    n_gpu, largest = 1, min(GPUS_MAX, host.places)
     while True:
         row = hardware_prior(host.gpu, n_gpu, model.name, model.facts)
         if row is not None and (row.kv_capacity_tokens >= min(CONTEXT_LEAST, model.context_tokens) or 2 * n_gpu > largest):
@@ -124,7 +129,7 @@ def _agent(
     agents: int,
 ) -> dict[str, Any]:
     """`agents`: how many share the host's memory."""
-    on_gpu = host.gpus > 0
+    on_gpu = bool(host.gpus)
     kv_gb = min(row.kv_capacity_tokens * row.kv_bytes_per_token for row in rows.values()) / n_gpu / 1e9
     return {
         "name": name,
@@ -135,7 +140,7 @@ def _agent(
         "batch_max": options.batch_max or (BATCH_MAX if on_gpu else BATCH_MAX_CPU),
         "vllm": {
             "device": "cuda" if on_gpu else "cpu",
-            "gpus": ",".join(str(first_gpu + number) for number in range(n_gpu)) if on_gpu else "",
+            "gpus": ",".join(host.gpus[first_gpu : first_gpu + n_gpu]),
             "dtype": "auto",
             "enforce_eager": not on_gpu,
             "kv_cache_gb": round(kv_gb if on_gpu else min(kv_gb, HOST_KV_SHARE * host.memory_gb / agents), 3),

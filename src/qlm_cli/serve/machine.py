@@ -26,12 +26,18 @@ def local_model(folder: Path) -> LocalModel:
 
 
 def this_host(gpu: str | None, gpus: int | None) -> Host:
-    """`gpu`: in place of the driver's name; `gpus`: at most so many. Raises ConfigError where there are fewer, and where they differ."""
+    """`gpu`: in place of the driver's name; `gpus`: at most so many, of those that CUDA_VISIBLE_DEVICES leaves. Raises ConfigError where
+    there are fewer, and where they differ."""
     memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     rows, why = ([], "") if gpus == 0 else nvidia_smi()
-    if gpus and gpus > len(rows):
-        raise ConfigError(f"--gpus {gpus}: {why or f'this machine has {len(rows)}'}")
-    names = {profile_name(row[0]) for row in rows[:gpus]}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ids = [str(number) for number in range(len(rows))] if visible is None else [each.strip() for each in visible.split(",") if each.strip()]
+    ids = ids[:gpus] if rows else []
+    if gpus and gpus > len(ids):
+        raise ConfigError(f"--gpus {gpus}: {why or f'this machine has {len(ids)}'}")
+    names = {profile_name(rows[int(each)][0]) for each in ids if each.isdecimal() and int(each) < len(rows)}
     if len(names) > 1 and gpu is None:
         raise ConfigError(f"this machine has unlike GPUs ({', '.join(sorted(names))}): --gpus takes the first, --gpu plans with one kind")
-    return Host(gpu=gpu or next(iter(names), CPU), gpus=len(rows[:gpus]), memory_gb=memory_gb)
+    if ids and not names and gpu is None:
+        raise ConfigError("CUDA_VISIBLE_DEVICES names no GPU by its number: --gpu gives their kind")
+    return Host(gpu=gpu or next(iter(names), CPU), gpus=tuple(ids), memory_gb=memory_gb)
