@@ -23,7 +23,7 @@ from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
-from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, QueueSeen, Restored, Tick
+from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, QueueSeen, ReportedOperation, Restored, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
 from qlm_estimator.predictions import Judged, Predicted
 from qlm_gateway.outlook.waits import AcceptedSince, Outlook, RequestShape
@@ -245,10 +245,10 @@ class Follower:
     def _view(self, line: Line, now_s: float, last: str = "") -> QueueView:
         return line.view(now_s, runners(self._runs_of(line.facts.name), self._known), last)
 
-    def _operation(self, happened: Happened) -> OperationTold:
+    def _operation(self, happened: Happened) -> ReportedOperation:
         swapped = OperationKind.SWAPPED_WARM if happened.from_warm else OperationKind.SWAPPED_COLD
         self._sequence += 1
-        return OperationTold(
+        return ReportedOperation(
             kind=OperationKind.WARMED if happened.kind is Kind.WARMED else swapped,
             entry_id=(round(happened.at_s * 1000.0), self._sequence),
             index=0,

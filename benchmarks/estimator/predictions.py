@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.estimator.workloads import Arrival
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
-from qlm_estimator.predictions import Predicted, Told
+from qlm_estimator.predictions import Predicted, PredictedQuantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ def predicted(request: Arrival, made: Prediction, at_s: float, facts: InstanceFa
     return Predicted(
         queue_id=str(request.number),
         at_s=at_s,
-        completion=Told(*made.completion_s, own=made.own_completion),
-        wait=Told(*made.wait_s, own=made.own_wait),
+        completion=PredictedQuantiles(*made.completion_s, own=made.own_completion),
+        wait=PredictedQuantiles(*made.wait_s, own=made.own_wait),
         model=request.model,
         gpu=facts.gpu,
         n_gpu=facts.n_gpu,

@@ -16,7 +16,7 @@ from qlm_process.tracing import configure_tracing
 
 EXIT_NOT_COMPLETED = 3
 OUTLOOK_EVERY_S = 10.0
-"""How often a request that waits is told about, beside a streamed answer."""
+"""How often the state of a waiting request is printed, beside a streamed answer."""
 PROMPT_BYTES_MAX = 64 << 20
 """Most that is read from standard input; gateways have a lower limit of their own."""
 

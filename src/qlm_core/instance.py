@@ -22,7 +22,7 @@ class InstanceFacts:
     """One serving engine slot. `time_scale`: how many times faster than its profile a simulated engine runs; 1 for real ones.
     `batch_max`: most sequences that its engine decodes at once. `active_model`: served, or being loaded, since `loading_since_s` of the
     queue's clock (0: it is loaded). `warm_models`: weights in host memory. `batch`: most requests of the active model that it runs at once,
-    as its agent chose last; 0 where it chose none. `started_s`: when its process started, by the queue's clock; 0 where nobody told."""
+    as its agent chose last; 0 where it chose none. `started_s`: when its process started, by the queue's clock; 0: not known."""
 
     name: str
     incarnation: str

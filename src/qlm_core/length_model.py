@@ -64,7 +64,7 @@ class LengthGuess:
 
     @property
     def class_tokens(self) -> int:
-        """The output that the request's class is told by; 0 where the model is not in use."""
+        """The output that the request's class goes by; 0 where the model is not in use."""
         return self.expected_tokens if self.by_model else 0
 
 
@@ -103,10 +103,10 @@ class LengthModel:
         most = float(min(max(1, output_tokens_max), TOKENS_MAX))
         median = min(max(1.0, median_tokens), most)
         hint = min(facts.hint_tokens, int(most))
-        features, told = features_of(facts), hint_feature(facts)
+        features, hint_name = features_of(facts), hint_feature(facts)
         total = sum(self._weight_of.get(feature, 0.0) for feature in features)
         if hint:
-            total += self._weight_of.get(told, 0.0) * hint_value(hint, total)
+            total += self._weight_of.get(hint_name, 0.0) * hint_value(hint, total)
         by_model = self.used_for(facts.model)
         modelled = min(max(1.0, ANCHOR_TOKENS * math.exp(min(max(total, -TOTAL_MAX), TOTAL_MAX))), most)
         if features[0] not in self._weight_of:  # the served model's own: nothing was learned of it
@@ -118,7 +118,7 @@ class LengthModel:
             by_model=by_model,
             hint_tokens=hint,
             features=features,
-            hint_feature=told,
+            hint_feature=hint_name,
         )
 
 

@@ -1,4 +1,4 @@
-"""What prediction is told of a virtual queue, and what it says of a request."""
+"""A virtual queue as prediction takes it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ RUNNER_FIGURES = 13
 """Figures of a group and of a class that runs, as they are collected."""
 
 NOT_OF_CLASS = -1.0
-"""In place of a class where a group's outputs are told."""
+"""In place of a class where the caller gives a group's outputs."""
 
 _Engine = tuple[str, int, float, int]
 """What an instance's profile goes by beside its name: GPU, how many of it, time scale, batch."""
@@ -95,8 +95,8 @@ class QueueReader:
 
     def request_rows(self, views: Sequence[QueueView], group: GroupView) -> Floats:
         """The same group on each of the instances, as [ROWS, views]. Raises NoProfile."""
-        told = _columns([self._group_row(self._engine_row(view, group.model), group) for view in views], GROUP_FIGURES)
-        return self._group_rows(told, self._services(told[0], told[6:10]))
+        figures = _columns([self._group_row(self._engine_row(view, group.model), group) for view in views], GROUP_FIGURES)
+        return self._group_rows(figures, self._services(figures[0], figures[6:10]))
 
     def giving_way(self, view: QueueView) -> GivingWay:
         """What it takes that all that runs on an instance gives way. Raises NoProfile."""
@@ -114,8 +114,8 @@ class QueueReader:
         groups = [self._group_row(engine_of[group.model], group) for group in view.groups]
         runners: list[tuple[float, ...]] = []
         if view.running > 0 and view.active_model:
-            told = sum(runner.count for runner in view.runners)
-            rest = (RunningView(slo_class="", token_class="", count=view.running - told),) if told < view.running else ()
+            counted = sum(runner.count for runner in view.runners)
+            rest = (RunningView(slo_class="", token_class="", count=view.running - counted),) if counted < view.running else ()
             known = engine_of.get(view.active_model)
             engine = self.engine(view, view.active_model) if known is None else int(known[0])
             runners = [self._runner_row(view, number, engine, runner) for runner in (*view.runners, *rest) if runner.count]
@@ -205,7 +205,7 @@ class QueueReader:
         return found
 
     def _class(self, model: str, slo_class: str, token_class: str, output_tokens_max: float) -> tuple[float, float, float, float]:
-        """Variance of the prompts of a class, mean and variance of its outputs, and where the longest of them are told."""
+        """Variance of the prompts of a class, mean and variance of its outputs, and the row of the longest of them."""
         workload = self.profiles.workload_for(model, slo_class, token_class)
         output = self._output(model, slo_class, token_class, output_tokens_max)
         # The spread of all of a model's prompts says nothing of one token class.
@@ -265,20 +265,20 @@ class QueueReader:
             self._columns = EngineColumns.of(self._profiles_of)
         return self._columns
 
-    def _group_rows(self, told: Floats, alone: ServiceColumns) -> Floats:
+    def _group_rows(self, figures: Floats, alone: ServiceColumns) -> Floats:
         """The columns of groups, by their figures [GROUP_FIGURES, groups] and their services alone."""
-        rows = np.zeros((ROWS, told.shape[1]))
-        if not told.shape[1]:
+        rows = np.zeros((ROWS, figures.shape[1]))
+        if not figures.shape[1]:
             return rows
-        engine, of = self._engine_columns(), told[0].astype(np.int64)
+        engine, of = self._engine_columns(), figures[0].astype(np.int64)
         served = self._mixed(alone, of)
-        rows[ENGINE], rows[MODEL], rows[COUNT] = told[0], told[1], told[3]
+        rows[ENGINE], rows[MODEL], rows[COUNT] = figures[0], figures[1], figures[3]
         rows[WARM] = engine.warm_s[of]
-        rows[SWAP] = np.where(told[2] > 0.0, rows[WARM], engine.cold_s[of])
-        rows[DEADLINE], rows[BAND], rows[PROMPT] = told[4:7]
+        rows[SWAP] = np.where(figures[2] > 0.0, rows[WARM], engine.cold_s[of])
+        rows[DEADLINE], rows[BAND], rows[PROMPT] = figures[4:7]
         rows[PREFILL_BASE], rows[PREFILL_TOKEN] = engine.prefill_base_s[of], engine.prefill_token_s[of]
-        longest, rows[LONGEST_SCALE] = self._longest_outputs(served, told[3], told[10])
-        rows[LONGEST_OUTPUT] = np.minimum(longest, told[11])
+        longest, rows[LONGEST_SCALE] = self._longest_outputs(served, figures[3], figures[10])
+        rows[LONGEST_OUTPUT] = np.minimum(longest, figures[11])
         rows[SERVICE:] = served.rows
         return rows
 
@@ -297,23 +297,23 @@ class QueueReader:
     def _mixed(self, served: ServiceColumns, of: Integers) -> ServiceColumns:
         return served if self._mix is None else mixed(served, of, self._mix)
 
-    def _fill_lead(self, lead: Floats, told: Floats, alone: ServiceColumns) -> None:
+    def _fill_lead(self, lead: Floats, figures: Floats, alone: ServiceColumns) -> None:
         """Sums over the classes that run; the engine is drained when the last of all of them has ended."""
-        queue, of, count = told[0].astype(np.int64), told[1].astype(np.int64), told[2]
+        queue, of, count = figures[0].astype(np.int64), figures[1].astype(np.int64), figures[2]
         served = self._mixed(alone, of)
-        renewal = told[7] < 0.0
-        unstarted = told[12]
+        renewal = figures[7] < 0.0
+        unstarted = figures[12]
         # The prefill makes the first token.
         whole = unstarted * np.maximum(alone.output - 1.0, 0.0)
-        left = np.where(renewal, (count - unstarted) * alone.left_tokens + whole, told[7] - unstarted)
+        left = np.where(renewal, (count - unstarted) * alone.left_tokens + whole, figures[7] - unstarted)
         queues = lead.shape[1]
 
         def summed(value: Floats) -> Floats:
             return np.bincount(queue, weights=value, minlength=queues).astype(np.float64)
 
         share = count / served.batch
-        lead[REQUESTS], lead[PREFILL], lead[DECODE] = summed(count), summed(told[9]), summed(left * served.token_s)
-        lead[VARIANCE], lead[SEATS] = summed(told[8] * served.token_s**2), summed(share)
+        lead[REQUESTS], lead[PREFILL], lead[DECODE] = summed(count), summed(figures[9]), summed(left * served.token_s)
+        lead[VARIANCE], lead[SEATS] = summed(figures[8] * served.token_s**2), summed(share)
         lead[LEFT] = summed(count * alone.left_tokens * served.token_s)
         # Those that wait in the engine for their prefill are of its batch as far as this has seats.
         behind = np.minimum(whole, left) * served.token_s
@@ -324,9 +324,9 @@ class QueueReader:
         each = np.where(renewal, served.output, left / count)
         total = np.maximum(lead[REQUESTS], 1.0)
         mean = summed(count * each) / total
-        variance = (summed(told[8] + told[10]) + summed(count * (each - mean[queue]) ** 2)) / total
+        variance = (summed(figures[8] + figures[10]) + summed(count * (each - mean[queue]) ** 2)) / total
         longest, spread = longest_of_each(mean, variance, total)
-        np.maximum.at(longest, queue, told[11])
+        np.maximum.at(longest, queue, figures[11])
         base_s = np.zeros(queues)
         base_s[queue] = served.step_base_s
         lead[LEAD_DRAIN] = longest * base_s + summed(left * served.sequence_s) + lead[PREFILL]

@@ -20,7 +20,7 @@ class GroupRuns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunsTold:
+class ReportedRuns:
     """What ran at a time of the queue's clock, by group id, where a request had a token every `token_s`."""
 
     at_s: float
@@ -32,10 +32,10 @@ class RunsTold:
         return int(max(0.0, now_s - self.at_s) / self.token_s)
 
 
-def with_reported_outputs(view: RunningView, told: Sequence[GroupRuns | None], made: int) -> RunningView:
-    """With what each has made, if it made `made` tokens since that was told. Where fewer run than were told, some of all lengths have
-    ended; those that were not told have begun since."""
-    groups = [runs for runs in told if runs is not None]
+def with_reported_outputs(view: RunningView, reported: Sequence[GroupRuns | None], made: int) -> RunningView:
+    """With what each has made, if it made `made` tokens since the report. Where fewer run than were reported, some of all lengths have
+    ended; those that were not reported have begun since."""
+    groups = [runs for runs in reported if runs is not None]
     outputs = sorted(output + made for runs in groups for output in runs.output_tokens)
     if not outputs:
         return replace(view, produced_tokens=(0,) * view.count)

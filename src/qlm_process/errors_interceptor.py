@@ -25,7 +25,7 @@ else:
 
 
 class ErrorInterceptor(Interceptor):
-    """Ends failed calls with a code, a message and details. Errors that are not ours are logged with their traceback and told to the
+    """Ends failed calls with a code, a message and details. Errors that are not ours are logged with their traceback and reported to the
     client as INTERNAL without their text. For one server, whose methods do not change."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ AddServicer = Callable[[grpc.aio.Server], None]
 """Adds one servicer: `lambda server: add_GatewayServicer_to_server(gateway, server)`."""
 
 MIN_PING_INTERVAL_MS = 5_000
-"""Clients that ping more often are told to calm down."""
+"""Clients that ping more often get ENHANCE_YOUR_CALM."""
 
 
 class HealthPort(Protocol):

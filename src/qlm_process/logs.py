@@ -19,7 +19,7 @@ def configure_logging(settings: TelemetrySettings, service: str, instance: str) 
 
     def add_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         event["service"] = service
-        event.setdefault("instance", instance)  # what is told of another instance stays
+        event.setdefault("instance", instance)  # the name of another instance stays
         return event
 
     shared: list[Processor] = [

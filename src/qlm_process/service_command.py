@@ -26,7 +26,7 @@ EPILOG = (
 def service_command(
     service: str, config_class: type[Config], *, text: str, example: str, serve: Callable[[Config, asyncio.Event], Awaitable[None]]
 ) -> click.Command:
-    """A command that reads the settings of one process and runs it until it is told to stop; its value is the exit code. `text`: what the
+    """A command that reads the settings of one process and runs it until it is stopped; its value is the exit code. `text`: what the
     process does, and how it stops. `example`: a setting of it. `serve`: runs until the event is set."""
 
     def run(path: str | None, name: str | None, settings: Sequence[str]) -> int:

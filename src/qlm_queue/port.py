@@ -133,7 +133,7 @@ class Queue(Protocol):
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         """Rebinds a live request to a gateway and returns its progress from byte `offset`; frames from then on go to that gateway.
-        gateway "" only reads. The agent of a running request is told (GATEWAY_REBOUND) where the gateway is another than before. Raises
+        gateway "" only reads. The agent of a running request gets GATEWAY_REBOUND where the gateway is another than before. Raises
         NotFound; OffsetOutOfRange (details offset, produced) beyond what was produced, changing nothing."""
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
@@ -163,7 +163,7 @@ class Queue(Protocol):
     async def regroup(self, lease: Lease, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]) -> Sequence[StepStatus]:
         """Takes requests that wait in the group `source` to another one: DONE (also if it waits there already), or STALE where it runs,
         ended or waits elsewhere. They keep attempts, progress and acceptance number, so those of `into` are served in the order of all.
-        `into` is opened, or told of a deadline, as by `place`, with the first request that is taken there; its "model" and "slo_kind", as
+        `into` is opened, or gets a deadline, as by `place`, with the first request that is taken there; its "model" and "slo_kind", as
         given and as stored, are those of `source`, or all are STALE. Sends "head" to the instance whose first group drained by it. A
         group from which its last live request is taken goes. `source` as `into` raises ValueError."""
 

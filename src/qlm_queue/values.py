@@ -153,8 +153,8 @@ class WaitingRequest:
 @dataclass(slots=True, kw_only=True)
 class GroupRecord:
     """A group as read back. `instance`: its virtual queue, "" while it is not open; `last_instance`: the one it is or was on.
-    `slo_least_s`: least of all that `place` and `regroup` told. `first_deadline_s`: set when these open the group; lowered by them while it
-    is open, and to acceptance + `slo_least_s` of a request that returns. `last_deadline_s`: last of all that they told, never before the
+    `slo_least_s`: least of all that `place` and `regroup` gave. `first_deadline_s`: set when these open the group; lowered by them while it
+    is open, and to acceptance + `slo_least_s` of a request that returns. `last_deadline_s`: last of all that they gave, never before the
     first: no deadline in the group is after it. `next_deadline_s`: no deadline of a waiting request is before it (as in
     `HeadGroup`). (Not frozen, since each overview makes one of every group.)"""
 

@@ -101,7 +101,7 @@ def without_reports(state: QueueDump) -> QueueDump:
 
 def _without_state(body: bytes) -> bytes:
     facts = instance_pb2.Instance.FromString(body)
-    for name in ("active_model", "warm_models", "loading_since_s", "running", "running_told_s", "token_s", "batch"):
+    for name in ("active_model", "warm_models", "loading_since_s", "running", "running_reported_s", "token_s", "batch"):
         facts.ClearField(name)
     return facts.SerializeToString(deterministic=True)
 

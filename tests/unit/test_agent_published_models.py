@@ -8,7 +8,7 @@ from qlm_agent.decisions.effects import Register
 from qlm_agent.shell.server_calls import ServerCalls
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
 from qlm_core.instance import InstanceFacts
-from qlm_core.reported_runs import GroupRuns, RunsTold
+from qlm_core.reported_runs import GroupRuns, ReportedRuns
 from qlm_process.queue.views import instances_in
 from qlm_process.wire.running import from_body
 from qlm_queue.memory.queue import MemoryQueue
@@ -51,9 +51,9 @@ async def test_what_runs_is_told_each_time_and_once_more_when_nothing_does() -> 
     calls = ServerCalls(queue, facts, {}, telemetry, now_s=lambda: 1_000.0, text_output=False, lease_ttl_s=1e6, lease_renew_s=1e5)
     await calls.perform(Register(call=1, nonce_number=0), ())
 
-    async def stored(at_s: float, *made: int) -> RunsTold | None:
+    async def stored(at_s: float, *made: int) -> ReportedRuns | None:
         groups = {"g": GroupRuns(output_tokens=made, prompt_tokens=1)} if made else {}
-        await calls.publish("m", "", (), 32, RunsTold(at_s=at_s, token_s=0.1, groups=groups))
+        await calls.publish("m", "", (), 32, ReportedRuns(at_s=at_s, token_s=0.1, groups=groups))
         (record,) = (await queue.overview()).instances
         return from_body(record.body)
 

@@ -24,7 +24,7 @@ from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.calibration.conformal import ERRORS_MAX, ErrorQuantiles
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import R2_SAMPLES_MIN, CalibrationRow, PredictedTime, calibration_rows
-from qlm_estimator.predictions import Judged, Predicted, depth_class, told
+from qlm_estimator.predictions import Judged, Predicted, depth_class, quantiles_of
 from qlm_process.wire import profile as profile_wire
 
 INSTANCE = InstanceFacts(name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("m",))
@@ -165,8 +165,8 @@ def judged(actual_s: float, p50_s: float, p90_s: float, *, ahead: int = 3, wait:
     predicted = Predicted(
         queue_id="q",
         at_s=1.0,
-        completion=told(p50_s, p90_s),
-        wait=told(p50_s / 10.0, p90_s / 10.0) if wait else None,
+        completion=quantiles_of(p50_s, p90_s),
+        wait=quantiles_of(p50_s / 10.0, p90_s / 10.0) if wait else None,
         requests_ahead=ahead,
     )
     return Judged(predicted=predicted, at_s=1.0, completion_s=actual_s, wait_s=actual_s / 10.0)

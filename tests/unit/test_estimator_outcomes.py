@@ -25,7 +25,7 @@ from qlm_estimator.outcomes.report import (
     class_order,
 )
 from qlm_estimator.outcomes.wire import to_proto
-from qlm_estimator.predictions import Judged, Predicted, told
+from qlm_estimator.predictions import Judged, Predicted, quantiles_of
 from qlm_queue.values import StreamEntry
 
 
@@ -35,7 +35,7 @@ def ended(number: int, at_s: float, **fields: object) -> Ended:
 
 
 def predicted(number: int, p50_s: float, p90_s: float, at_s: float = 0.0) -> Predicted:
-    return Predicted(queue_id=f"q{number}", at_s=at_s, completion=told(p50_s, p90_s))
+    return Predicted(queue_id=f"q{number}", at_s=at_s, completion=quantiles_of(p50_s, p90_s))
 
 
 def entry(at_s: float, *events: RequestEvent) -> StreamEntry:
@@ -237,7 +237,7 @@ def test_absurd_moments_are_those_of_what_was_told(variance_s2: float) -> None:
 def test_every_figure_of_a_row_is_in_its_message() -> None:
     outcomes = Outcomes(since_s=0.0)
     for number in range(2 * R2_SAMPLES_MIN):
-        found = replace(predicted(number, 5.0, 8.0), wait=told(1.0, 2.0), model="m", gpu="A", requests_ahead=3)
+        found = replace(predicted(number, 5.0, 8.0), wait=quantiles_of(1.0, 2.0), model="m", gpu="A", requests_ahead=3)
         outcomes.predict(found)
         outcomes.end(ended(number, 9.0, latency_s=1.0 + 0.9 * number, wait_s=0.3 * number))
     report = outcomes.report(10.0, 60.0)

@@ -11,7 +11,7 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import Count, Ended
-from qlm_estimator.predictions import Predicted, told
+from qlm_estimator.predictions import Predicted, quantiles_of
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.leases import RoleElection
@@ -68,7 +68,7 @@ async def test_a_clock_set_back_by_an_hour_silences_nothing() -> None:
 
     def judge() -> None:
         assert shell.outcomes is not None
-        predicted = Predicted(queue_id="1", at_s=world.now_s, completion=told(2.0, 4.0), model="chat", gpu="A100-80GB", n_gpu=1)
+        predicted = Predicted(queue_id="1", at_s=world.now_s, completion=quantiles_of(2.0, 4.0), model="chat", gpu="A100-80GB", n_gpu=1)
         shell.outcomes.predict(predicted)
         shell.outcomes.end(Ended(queue_id="1", at_s=world.now_s, state=Count.COMPLETED, slo_class="", latency_s=3.0))
 

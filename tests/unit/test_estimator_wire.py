@@ -13,7 +13,7 @@ from qlm.internal.v1 import events_pb2
 from qlm_core.instance import TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig, EstimatorSettings
-from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
+from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.outcomes.report import Outcomes
 from qlm_estimator.shell import queue_seen
@@ -41,9 +41,9 @@ def _entry(*events: events_pb2.RequestEvent, entry_id: str = "1700000000123-4") 
     return StreamEntry(entry_id=entry_id, payload=events_pb2.RequestEvents(events=events).SerializeToString())
 
 
-def _learned_from(entry: StreamEntry) -> list[Lifecycle | OperationTold]:
+def _learned_from(entry: StreamEntry) -> list[Lifecycle | ReportedOperation]:
     events = events_of(entry, Outcomes(since_s=0.0), {})
-    return [event for event in events if isinstance(event, Lifecycle | OperationTold)]
+    return [event for event in events if isinstance(event, Lifecycle | ReportedOperation)]
 
 
 def test_every_field_of_an_event_is_read() -> None:
@@ -102,11 +102,11 @@ def test_every_field_of_an_operation_is_read() -> None:
     )
     known: dict[str, Any] = {"entry_id": (1_700_000_000_123, 4), "incarnation": "a/1", "model": "chat"}
     assert read == [
-        OperationTold(kind=OperationKind.SWAPPED_WARM, index=0, took_s=0.5, **known),
-        OperationTold(kind=OperationKind.SWAPPED_COLD, index=1, took_s=5.5, **known),
-        OperationTold(kind=OperationKind.WARMED, index=2, took_s=4.5, **known),
-        OperationTold(kind=OperationKind.KV_MOVED, index=3, took_s=0.25, requests=2, tokens=900, **known),
-        OperationTold(kind=OperationKind.KV_MOVED, index=5, took_s=0.5, requests=1, tokens=70, **known),
+        ReportedOperation(kind=OperationKind.SWAPPED_WARM, index=0, took_s=0.5, **known),
+        ReportedOperation(kind=OperationKind.SWAPPED_COLD, index=1, took_s=5.5, **known),
+        ReportedOperation(kind=OperationKind.WARMED, index=2, took_s=4.5, **known),
+        ReportedOperation(kind=OperationKind.KV_MOVED, index=3, took_s=0.25, requests=2, tokens=900, **known),
+        ReportedOperation(kind=OperationKind.KV_MOVED, index=5, took_s=0.5, requests=1, tokens=70, **known),
     ]
 
 
@@ -125,7 +125,7 @@ def test_entry_ids(text: str, expected: tuple[int, int]) -> None:
 def test_an_instance_survives_the_wire() -> None:
     assert instance_wire.from_body(instance_wire.to_body(FACTS)) == FACTS
     assert instance_wire.from_body(instance_wire.to_body(FACTS), "a/9").incarnation == "a/9"
-    runs = {"running", "running_told_s", "token_s"}  # of `running_wire`
+    runs = {"running", "running_reported_s", "token_s"}  # of `running_wire`
     assert set(InstanceFacts.__slots__) == {field.name for field in instance_pb2.Instance.DESCRIPTOR.fields} - runs
 
 

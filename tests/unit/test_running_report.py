@@ -19,7 +19,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.preemption import Urgency
-from qlm_core.reported_runs import GroupRuns, RunsTold
+from qlm_core.reported_runs import GroupRuns, ReportedRuns
 from qlm_core.request import RequestKey
 from qlm_core.running_request import output_left, predict_running
 from qlm_core.shipped_profiles import shipped_snapshot
@@ -28,7 +28,7 @@ from qlm_process.wire.running import RUNS_MAX, from_body, to_body
 from qlm_queue.values import Pulled
 
 FACTS = InstanceFacts(name="a", incarnation="a/1", gpu="A10", n_gpu=1, engine="simulated", models=("m",), active_model="m")
-TOLD = RunsTold(
+TOLD = ReportedRuns(
     at_s=1_000.0,
     token_s=0.02,
     groups={
@@ -106,7 +106,7 @@ def test_what_is_told_is_read() -> None:
         {"token_s": math.nan},
         {"token_s": -1.0},
         {"token_s": 5e-324},
-        {"running_told_s": math.inf},
+        {"running_reported_s": math.inf},
         {"running": [instance_pb2.RunningGroup(group_id="g", output_tokens=[1] * (RUNS_MAX + 1))]},
     ],
 )

@@ -1,4 +1,4 @@
-"""What the estimator machine is told, and what it asks its shell to do."""
+"""Events of the estimator machine, and its effects."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class OperationKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationTold:
+class ReportedOperation:
     """An operation and what it took by its engine's clock, as an agent claims it: anything may stand there. `index`: as in `Lifecycle`;
     `requests`, `tokens`: size of a move of KV."""
 
@@ -120,7 +120,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRead:
-    """All events of this entry of the stream were told, or there were none."""
+    """All events of this entry of the stream were given, or there were none."""
 
     entry_id: EntryId
 
@@ -130,7 +130,7 @@ class Tick:
     """Time passed."""
 
 
-Event = Lifecycle | OperationTold | QueueSeen | Restored | Imported | Predicted | Judged | EntryRead | Tick
+Event = Lifecycle | ReportedOperation | QueueSeen | Restored | Imported | Predicted | Judged | EntryRead | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

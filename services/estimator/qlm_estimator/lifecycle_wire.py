@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import events_pb2
 from qlm_core.length_model import LengthGuess
-from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
+from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
 from qlm_estimator.outcomes.report import Ended, Outcomes
 from qlm_estimator.outcomes.wire import take
 from qlm_estimator.predictions import Judged, Predicted
@@ -36,7 +36,7 @@ _OPERATIONS = {
 
 def events_of(
     entry: StreamEntry, outcomes: Outcomes, classes: Mapping[str, str]
-) -> list[Lifecycle | OperationTold | Predicted | Judged | Ended]:
+) -> list[Lifecycle | ReportedOperation | Predicted | Judged | Ended]:
     """The events of an entry that teach something, in order; all of them are counted in `outcomes`. `classes`: group id -> SLO class, for
     ends that do not name it. Raises ValueError where the entry is malformed."""
     try:
@@ -44,7 +44,7 @@ def events_of(
     except DecodeError as error:
         raise ValueError(f"entry {entry.entry_id} is no RequestEvents message") from error
     entry_id = entry_id_of(entry.entry_id)
-    found: list[Lifecycle | OperationTold | Predicted | Judged | Ended] = []
+    found: list[Lifecycle | ReportedOperation | Predicted | Judged | Ended] = []
     for index, event in enumerate(message.events):
         if event.kind in _KINDS:
             found.append(_lifecycle(entry_id, index, event))
@@ -75,9 +75,9 @@ def _lifecycle(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) ->
     )
 
 
-def _operation(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) -> OperationTold:
+def _operation(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) -> ReportedOperation:
     from_warm = event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_warm
-    return OperationTold(
+    return ReportedOperation(
         kind=OperationKind.SWAPPED_WARM if from_warm else _OPERATIONS[event.kind],
         entry_id=entry_id,
         index=index,

@@ -29,9 +29,9 @@ from qlm_estimator.events import (
     Imported,
     Lifecycle,
     LifecycleKind,
-    OperationTold,
     Publish,
     QueueSeen,
+    ReportedOperation,
     Restored,
     Tick,
     entry_id_of,
@@ -48,10 +48,10 @@ FINISH_SLACK_S = 5.0
 """A finish longer than this before its event, or after it, is not believed, and the event's own time taken."""
 
 UNSEEN_OPERATIONS_MAX = 256
-"""Operations of incarnations that no reading of the queue has told of yet which are kept until the next."""
+"""Operations of incarnations that no reading of the queue has shown yet, kept until the next one."""
 
 UNKNOWN_PAIRS_MAX = 1_000
-"""Pairs of GPUs and model without a profile that are told of."""
+"""Pairs of GPUs and model without a profile that are logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class EstimatorMachine:
         self._base = BaseRows(shipped=shipped, facts={spec.profile: spec.facts for spec in catalogue.values()})
         self._speeds = SpeedLearner(base=self._base, rows_max=learning.hardware_rows_max)
         self._operations = OperationTimes(base=self._base, rows_max=learning.hardware_rows_max)
-        self._unseen_operations: deque[OperationTold] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
+        self._unseen_operations: deque[ReportedOperation] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
         self._feedback = Feedback(rows_max=learning.calibration_rows_max, slowdown_of=self._slowdown)
         self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
         self._published_s = -float("inf")
@@ -112,9 +112,9 @@ class EstimatorMachine:
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Takes an event at `now_s` of the queue's clock. A publication that failed is not asked for again: the next one replaces it. None
-        is made between the events of an entry, so that each holds all that was told up to its `last_event_id`, and nothing after it."""
+        is made between the events of an entry, so that each holds all events up to its `last_event_id`, and nothing after it."""
         match event:
-            case Lifecycle() | OperationTold():
+            case Lifecycle() | ReportedOperation():
                 self._learn(event)
             case QueueSeen():
                 self._see(event)
@@ -138,7 +138,7 @@ class EstimatorMachine:
             case _:
                 assert_never(event)
         self._learned |= self._feedback.pass_time(now_s)
-        between_entries = not isinstance(event, Lifecycle | OperationTold | Predicted | Judged)
+        between_entries = not isinstance(event, Lifecycle | ReportedOperation | Predicted | Judged)
         found = self._unknown_hardware(event.instances) if isinstance(event, QueueSeen) else ()
         return [*found, *(self._publish_if_due(now_s) if between_entries else ())]
 
@@ -196,19 +196,19 @@ class EstimatorMachine:
             or Activity(since=max(seen.last_event, self._last_entry), running=seen.running.get(incarnation, 0))
             for incarnation in self._instances
         }
-        for told in self._unseen_operations:  # who is not known by now is gone
-            self._learn_operation(told)
+        for operation in self._unseen_operations:  # who is not known by now is gone
+            self._learn_operation(operation)
         self._unseen_operations.clear()
 
     # Lifecycle --------------------------------------------------------------------------------------------------------
 
-    def _learn(self, event: Lifecycle | OperationTold) -> None:
+    def _learn(self, event: Lifecycle | ReportedOperation) -> None:
         self.counts.events += 1
         if (event.entry_id, event.index) <= (self._last_entry, self._last_index):
             self.counts.repeated += 1
             return
         self._last_entry, self._last_index = event.entry_id, event.index
-        if isinstance(event, OperationTold):
+        if isinstance(event, ReportedOperation):
             if event.incarnation in self._instances:
                 self._learn_operation(event)
             else:
@@ -233,15 +233,15 @@ class EstimatorMachine:
             case _:
                 assert_never(event.kind)
 
-    def _learn_operation(self, told: OperationTold) -> None:
-        instance, spec = self._instances.get(told.incarnation), self._catalogue.get(told.model)
-        added = instance is not None and spec is not None and self._operations.add(instance, spec.profile, told)
+    def _learn_operation(self, operation: ReportedOperation) -> None:
+        instance, spec = self._instances.get(operation.incarnation), self._catalogue.get(operation.model)
+        added = instance is not None and spec is not None and self._operations.add(instance, spec.profile, operation)
         self._learned = self._learned or added
         self.counts.operations += added
         self.counts.refused += not added
 
     def _notice_gap(self, number: int) -> None:
-        """Acceptance numbers have no holes, and each is told once, in order."""
+        """Acceptance numbers have no holes, and each is reported once, in order."""
         expected = self._last_accepted + 1
         if self._last_accepted and number > expected:
             self.counts.gaps += 1
@@ -276,10 +276,10 @@ class EstimatorMachine:
             activity = next((each for each in self._activities.values() if each.holds(event.queue_id)), None)
         if activity is None or not activity.covers(event.entry_id):
             return None
-        told_s = event.entry_id[0] / 1000.0
-        believed = told_s - FINISH_SLACK_S <= event.finished_s <= told_s
-        ended_s = event.finished_s if believed else told_s
-        return activity.leave(told_s, event.queue_id, ended_s, output_tokens, event.first_token_s)
+        reported_s = event.entry_id[0] / 1000.0
+        believed = reported_s - FINISH_SLACK_S <= event.finished_s <= reported_s
+        ended_s = event.finished_s if believed else reported_s
+        return activity.leave(reported_s, event.queue_id, ended_s, output_tokens, event.first_token_s)
 
     def _completed(self, event: Lifecycle) -> None:
         spec = self._catalogue.get(event.model)

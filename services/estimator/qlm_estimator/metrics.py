@@ -15,7 +15,7 @@ from qlm_process.metrics import Metrics
 
 
 class EstimatorMetrics(Metrics):
-    """What the estimator knows and how much it was told."""
+    """What the estimator knows and how many events it read."""
 
     def __init__(self) -> None:
         super().__init__()

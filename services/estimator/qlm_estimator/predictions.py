@@ -1,4 +1,4 @@
-"""What clients were told of a request's waiting and completion, and what came. Pure values."""
+"""Predictions that clients got of a request's waiting and completion, and their outcomes. Pure values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ DEPTH_EXPONENT_MAX = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Quantiles of a time from acceptance, in seconds, as the client was told. `own`: its moments as the formulas gave them, before
+class PredictedQuantiles:
+    """Quantiles of a time from acceptance, in seconds, as the client got them. `own`: its moments as the formulas gave them, before
     calibration."""
 
     p50_s: float
@@ -23,13 +23,13 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What a client was told at acceptance. `at_s`: told, on the queue's clock. `wait`: to the first start on an engine,
-    None where it is not told. `model` to `instance`: of the instance that the prediction was for; "" and 0 where it is not told."""
+    """A client's prediction at acceptance. `at_s`: of the prediction, on the queue's clock. `wait`: to the first start on an engine,
+    None where there is none. `model` to `instance`: of the instance that the prediction was for; "" and 0 where it is not known."""
 
     queue_id: str
     at_s: float
-    completion: Told
-    wait: Told | None = None
+    completion: PredictedQuantiles
+    wait: PredictedQuantiles | None = None
     model: str = ""
     gpu: str = ""
     n_gpu: int = 0
@@ -41,7 +41,7 @@ class Predicted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """A prediction and what came: a completed request. `completion_s`: acceptance to the last token. `wait_s`: acceptance to the first
-    start; None where that was not told, or was not the start of the first attempt. `at_s`: when the end was told, on the queue's clock."""
+    start; None where that is not known, or was not of the first attempt. `at_s`: when the end was reported, on the queue's clock."""
 
     predicted: Predicted
     at_s: float
@@ -49,11 +49,11 @@ class Judged:
     wait_s: float | None = None
 
 
-def told(p50_s: float, p90_s: float, p99_s: float = 0.0, own: Normal | None = None) -> Told:
+def quantiles_of(p50_s: float, p90_s: float, p99_s: float = 0.0, own: Normal | None = None) -> PredictedQuantiles:
     """Quantiles of which only the first two need to be known: the others are those of the normal through them."""
     deviation_s = max(0.0, p90_s - p50_s) / normal_quantile(0.9)
     normal = Normal(p50_s, deviation_s * deviation_s)
-    return Told(p50_s=p50_s, p90_s=p90_s, p99_s=max(p90_s, p99_s or normal.quantile(0.99)), own=own or normal)
+    return PredictedQuantiles(p50_s=p50_s, p90_s=p90_s, p99_s=max(p90_s, p99_s or normal.quantile(0.99)), own=own or normal)
 
 
 def depth_class(requests_ahead: int) -> str:

@@ -44,7 +44,7 @@ class EstimatorProcess:
                 )
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
-        """Serves and learns until `stop`; `on_ready` is told the address. The server of the queue is waited for."""
+        """Serves and learns until `stop`; `on_ready` gets the address. The server of the queue is waited for."""
         settings = self._config.estimator
         clock = ServerClock(self._queue)
         shell = EstimatorShell(

@@ -72,16 +72,16 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         if self._leader.outcomes is None:
             raise await self._not_leader()
         # Bounded before it is read, which takes its time; version and time of a snapshot are not taken.
-        told = request.profiles
-        if max(len(told.hardware), len(told.workload), len(told.calibration)) > ROWS_MAX:
+        given = request.profiles
+        if max(len(given.hardware), len(given.workload), len(given.calibration)) > ROWS_MAX:
             raise invalid_field("profiles", f"at most {ROWS_MAX} rows of each kind")
-        if max(len(told.length_model.features), len(told.length_model.scores)) > WEIGHTS_MAX:
+        if max(len(given.length_model.features), len(given.length_model.scores)) > WEIGHTS_MAX:
             raise invalid_field("profiles", f"a length model of at most {WEIGHTS_MAX} features")
         profiles = estimator_pb2.ProfileSnapshot(
-            hardware=told.hardware,
-            workload=told.workload,
-            calibration=told.calibration,
-            length_model=told.length_model if told.HasField("length_model") else None,
+            hardware=given.hardware,
+            workload=given.workload,
+            calibration=given.calibration,
+            length_model=given.length_model if given.HasField("length_model") else None,
         )
         try:
             rows = importable(profile_wire.from_proto(profiles))

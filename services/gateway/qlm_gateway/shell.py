@@ -43,7 +43,7 @@ HEALTH_EVERY_S = 0.25
 STOP_GRACE_S = 1.0
 """For calls that are not streams, after the drain."""
 FAREWELL_S = 0.5
-"""For streams to be told that they end; one that reads nothing is cut off."""
+"""For streams to get their end; one that reads nothing is cut off."""
 
 
 class Gateway:

@@ -114,8 +114,8 @@ class ClusterObserver:
         self._planner = status.planner or self._planner
         self._estimator = status.estimator or self._estimator
         names = [queue.instance for queue in status.virtual_queues if queue.instance != UNASSIGNED][:INSTANCES_MAX]
-        told = {queue.instance: queue.address for queue in status.virtual_queues}
-        self._agents = {name: told[name] or self._agents.get(name, "") for name in names}
+        known = {queue.instance: queue.address for queue in status.virtual_queues}
+        self._agents = {name: known[name] or self._agents.get(name, "") for name in names}
 
     async def _ask_gateways(self) -> tuple[list[PartView], gateway_pb2.QueueStatusResponse | None]:
         """All are asked, so that each is seen; the first answer counts."""

@@ -94,8 +94,8 @@ def _hardware_message(row: HardwareProfile) -> estimator_pb2.HardwareProfile:
 
 def _hardware(row: estimator_pb2.HardwareProfile) -> HardwareProfile:
     values = _values(row, _HARDWARE)
-    told = {field.name for field, _ in row.ListFields()}
-    values |= {name: OperationSlowdown(**_values(getattr(row, name), _OPERATION)) for name in TIMED_OPERATIONS if name in told}
+    given = {field.name for field, _ in row.ListFields()}
+    values |= {name: OperationSlowdown(**_values(getattr(row, name), _OPERATION)) for name in TIMED_OPERATIONS if name in given}
     return HardwareProfile(**values)
 
 

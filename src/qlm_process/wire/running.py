@@ -8,21 +8,21 @@ from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import instance_pb2
 from qlm_core.instance import InstanceFacts
-from qlm_core.reported_runs import GroupRuns, RunsTold
+from qlm_core.reported_runs import GroupRuns, ReportedRuns
 from qlm_process.wire.instance import to_proto
 
 RUNS_MAX = 1024
-"""Of more requests nothing is told, and nothing taken."""
+"""More requests are neither reported nor read."""
 TOKEN_MIN_S = 1e-6
 """No engine makes a request's next token sooner."""
 
 
-def to_body(facts: InstanceFacts, told: RunsTold | None = None) -> bytes:
+def to_body(facts: InstanceFacts, reported: ReportedRuns | None = None) -> bytes:
     """What `describe` of the queue stores."""
     message = to_proto(facts)
-    if told is not None:
-        message.running_told_s, message.token_s = told.at_s, told.token_s
-        for group_id, runs in sorted(told.groups.items()):
+    if reported is not None:
+        message.running_reported_s, message.token_s = reported.at_s, reported.token_s
+        for group_id, runs in sorted(reported.groups.items()):
             message.running.add(
                 group_id=group_id,
                 output_tokens=runs.output_tokens,
@@ -33,13 +33,13 @@ def to_body(facts: InstanceFacts, told: RunsTold | None = None) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def from_body(body: bytes) -> RunsTold | None:
-    """None where an agent told nothing, or nothing that makes sense."""
+def from_body(body: bytes) -> ReportedRuns | None:
+    """None where an agent reported nothing, or nothing that makes sense."""
     try:
         message = instance_pb2.Instance.FromString(body)
     except DecodeError:
         return None
-    at_s, token_s = message.running_told_s, message.token_s
+    at_s, token_s = message.running_reported_s, message.token_s
     sane = 0.0 < at_s < math.inf and TOKEN_MIN_S <= token_s < math.inf
     if not sane or sum(len(each.output_tokens) for each in message.running) > RUNS_MAX:
         return None
@@ -53,4 +53,4 @@ def from_body(body: bytes) -> RunsTold | None:
         for each in message.running
         if each.output_tokens
     }
-    return RunsTold(at_s=at_s, token_s=token_s, groups=groups)
+    return ReportedRuns(at_s=at_s, token_s=token_s, groups=groups)

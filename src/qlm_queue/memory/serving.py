@@ -149,8 +149,8 @@ def _take(step: Step, group: StoredGroup, request: StoredRequest, incarnation: s
     request.attempt += 1
     request.started_s = request.started_s or step.now_s
     step.state.running[incarnation][request.number] = request
-    told = RequestEvent(model=group.model).SerializeToString()
-    step.event(EventKind.EVENT_KIND_PULLED, request, incarnation=incarnation, extra=told)
+    extra = RequestEvent(model=group.model).SerializeToString()
+    step.event(EventKind.EVENT_KIND_PULLED, request, incarnation=incarnation, extra=extra)
     return as_pulled(request)
 
 

@@ -96,7 +96,7 @@ class RedisQueue(RedisCalls):
         refusal = await self._watch.refusal()
         if refusal is not None:
             try:
-                await self.find(acceptance.key)  # what was accepted before is told again
+                await self.find(acceptance.key)  # a request accepted earlier is answered again
             except NotFound:
                 raise refusal from None
         before = self._watch.accepted_count

@@ -19,9 +19,9 @@ from qlm_estimator.events import (
     Lifecycle,
     LifecycleKind,
     OperationKind,
-    OperationTold,
     Publish,
     QueueSeen,
+    ReportedOperation,
     Restored,
     Tick,
 )
@@ -89,16 +89,16 @@ class Driver:
         self._take(self.machine.step(self._clock_s(), event))
         self._entry_read(event.entry_id)
 
-    def operation(self, kind: OperationKind, at_s: float, took_s: float, **fields: object) -> OperationTold:
+    def operation(self, kind: OperationKind, at_s: float, took_s: float, **fields: object) -> ReportedOperation:
         """An operation of model `chat` on the instance, in an entry of its own."""
         self.now_s = at_s
         self.serial += 1
         known: dict[str, object] = {"incarnation": "a/1", "model": "chat", **fields}
-        told = OperationTold(kind=kind, entry_id=(BEGAN_MS + int(at_s * 1e3), self.serial), index=0, took_s=took_s, **known)  # type: ignore[arg-type]
+        told = ReportedOperation(kind=kind, entry_id=(BEGAN_MS + int(at_s * 1e3), self.serial), index=0, took_s=took_s, **known)  # type: ignore[arg-type]
         self.told(told)
         return told
 
-    def told(self, told: OperationTold) -> None:
+    def told(self, told: ReportedOperation) -> None:
         self._take(self.machine.step(self._clock_s(), told))
         self._entry_read(told.entry_id)
 

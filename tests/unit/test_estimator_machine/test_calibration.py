@@ -9,7 +9,7 @@ from qlm_core.distribution import Normal
 from qlm_estimator.calibration import feedback
 from qlm_estimator.calibration.bias import BiasFactor
 from qlm_estimator.events import LifecycleKind
-from qlm_estimator.predictions import Judged, Predicted, told
+from qlm_estimator.predictions import Judged, Predicted, quantiles_of
 
 from .driver import BEGAN_MS, INSTANCE, Driver
 
@@ -20,8 +20,8 @@ def predicted(at_s: float, queue_id: str) -> Predicted:
     return Predicted(
         queue_id=queue_id,
         at_s=BEGAN_MS / 1e3 + at_s,
-        completion=told(110.0, 120.0, own=Normal(110.0, 30.0)),
-        wait=told(100.0, 106.0, own=OWN),
+        completion=quantiles_of(110.0, 120.0, own=Normal(110.0, 30.0)),
+        wait=quantiles_of(100.0, 106.0, own=OWN),
         model="chat",
         gpu=INSTANCE.gpu,
         n_gpu=1,

@@ -167,9 +167,9 @@ def test_a_run_whose_pull_was_not_seen_teaches_no_speed() -> None:
 @pytest.mark.parametrize("finished_s", [math.nan, math.inf, -1.0, 0.0, 1e300])
 def test_an_absurd_finish_is_replaced_by_the_time_of_the_event(finished_s: float) -> None:
     driver, sane = Driver(), Driver()
-    for each, told_s in ((driver, finished_s), (sane, BEGAN_MS / 1e3 + 3.0)):
+    for each, reported_s in ((driver, finished_s), (sane, BEGAN_MS / 1e3 + 3.0)):
         each.seen()
-        each.run(0.0, 3.0, "1", finished_s=told_s)
+        each.run(0.0, 3.0, "1", finished_s=reported_s)
     assert driver.learned() == sane.learned()
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from qlm_agent.decisions.runs import Run, RunPhase, RunTable
 from qlm_agent.delivery.held_run import HeldRun
-from qlm_core.reported_runs import GroupRuns, RunsTold
+from qlm_core.reported_runs import GroupRuns, ReportedRuns
 from qlm_process.wire.running import RUNS_MAX
 
 
-def running_report(runs: RunTable, held: Mapping[str, HeldRun], *, now_s: float, token_s: float) -> RunsTold | None:
+def running_report(runs: RunTable, held: Mapping[str, HeldRun], *, now_s: float, token_s: float) -> ReportedRuns | None:
     """Tokens by group of the runs on the engine, at one token every `token_s`. None if there are too many to report."""
     if len(runs) > RUNS_MAX:
         return None
@@ -18,7 +18,7 @@ def running_report(runs: RunTable, held: Mapping[str, HeldRun], *, now_s: float,
     for run in runs.on_engine():
         if run.run_id in held:
             groups.setdefault(held[run.run_id].pulled.group_id, []).append(run)
-    return RunsTold(
+    return ReportedRuns(
         at_s=now_s,
         token_s=token_s,
         groups={

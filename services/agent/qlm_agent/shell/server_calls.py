@@ -17,7 +17,7 @@ from qlm_agent.delivery.results import completion_of, failure_result
 from qlm_agent.telemetry.metrics import AgentTelemetry
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
-from qlm_core.reported_runs import RunsTold
+from qlm_core.reported_runs import ReportedRuns
 from qlm_process.queue.leases import LeaseKeeper, new_nonce
 from qlm_process.wire.instance import from_body
 from qlm_process.wire.running import to_body
@@ -122,7 +122,7 @@ class ServerCalls:
                 assert_never(effect)
 
     async def publish(
-        self, active: str, swapping_to: str, warm: Sequence[str], batch: int, runs: RunsTold | None, *, failing: bool = False
+        self, active: str, swapping_to: str, warm: Sequence[str], batch: int, runs: ReportedRuns | None, *, failing: bool = False
     ) -> None:
         """Publishes changes of the active model, the model being loaded ("": none) with its start, the models in host memory and the batch;
         and the running requests. An instance with a `failing` engine takes nothing, as one that drains. Raises Unavailable, LeaseLost."""

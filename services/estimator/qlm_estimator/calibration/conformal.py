@@ -110,7 +110,7 @@ class ErrorQuantiles:
         self._weights = np.append(kept * self._weights[1 - ERRORS_MAX :], weight)
 
     def learn(self, which: int, missed: bool, error: float, outstanding: int) -> None:
-        """Whether an outcome was beyond what was told for LEVELS[which], as soon as that is certain; `error`: at least so large then."""
+        """Whether an outcome was beyond the quantile LEVELS[which], as soon as that is certain; `error`: at least so large then."""
         above = _PRIOR_WEIGHTS[error < _PRIOR_ERRORS].sum() + self._weights[self._errors > error].sum()
         self._levels[which].learn(missed, float(above / (_PRIOR_WEIGHTS.sum() + self._weights.sum())), outstanding)
 

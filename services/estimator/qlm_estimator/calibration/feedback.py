@@ -25,7 +25,7 @@ from qlm_core.distribution import Normal
 from qlm_estimator.calibration.bias import CHANGED, SHORT_S, BiasFactor
 from qlm_estimator.calibration.conformal import ErrorQuantiles, Weighted
 from qlm_estimator.newest_rows import put_newest
-from qlm_estimator.predictions import Judged, Predicted, Told
+from qlm_estimator.predictions import Judged, Predicted, PredictedQuantiles
 
 PER_WAIT = 16.0
 """Predictions of a kind that are followed within the time that one of them stands for; of more, those between are left out: they err
@@ -41,7 +41,7 @@ AGE_MAX_S = 6 * 3600.0
 
 @dataclass(slots=True)
 class _Row:
-    """One kind of time. `followed_s`, `outstanding` [HORIZONS]: when the last prediction was told that is followed, and how many are."""
+    """One kind of time. `followed_s`, `outstanding` [HORIZONS]: when the last followed prediction was made, and how many are."""
 
     bias: BiasFactor = field(default_factory=BiasFactor)
     errors: dict[int, ErrorQuantiles] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class _Followed:
     weight there; `missed`: of LEVELS, whether that was learned."""
 
     predicted: Predicted
-    told: Told
+    quantiles: PredictedQuantiles
     slowdown: float
     rows: list[tuple[_Row, int, float]] = field(default_factory=list)
     every: list[_Row] = field(default_factory=list)
@@ -74,7 +74,7 @@ class _Followed:
 
     @property
     def limits_s(self) -> tuple[float, ...]:
-        return (self.told.p50_s, self.told.p90_s, self.told.p99_s)
+        return (self.quantiles.p50_s, self.quantiles.p90_s, self.quantiles.p99_s)
 
 
 SlowdownOf = Callable[[str, str], float]
@@ -101,27 +101,27 @@ class Feedback:
             put_newest(self._rows, profile.key, row, self._rows_max)
 
     def predict(self, predicted: Predicted) -> None:
-        """A client was told this."""
+        """A client got this prediction."""
         if len(self._followed) >= OUTSTANDING_MAX:
             return
-        for time, told in ((CalibratedTime.WAIT, predicted.wait), (CalibratedTime.COMPLETION, predicted.completion)):
-            if told is not None and told.own.mean >= 0.0:
-                self._follow(time, predicted, told)
+        for time, quantiles in ((CalibratedTime.WAIT, predicted.wait), (CalibratedTime.COMPLETION, predicted.completion)):
+            if quantiles is not None and quantiles.own.mean >= 0.0:
+                self._follow(time, predicted, quantiles)
 
-    def _follow(self, time: CalibratedTime, predicted: Predicted, told: Told) -> None:
-        followed = _Followed(predicted, told, self._slowdown_of(predicted.model, predicted.instance))
+    def _follow(self, time: CalibratedTime, predicted: Predicted, quantiles: PredictedQuantiles) -> None:
+        followed = _Followed(predicted, quantiles, self._slowdown_of(predicted.model, predicted.instance))
         wider: _Row | None = None
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
             row = self._rows.get(key) or (_Row() if wider is None else wider.copy())
             put_newest(self._rows, key, row, self._rows_max)
             wider = row
             followed.every.append(row)
-            horizon = horizon_of(row.bias.level_s(told.own.mean))
+            horizon = horizon_of(row.bias.level_s(quantiles.own.mean))
             apart_s = predicted.at_s - row.followed_s[horizon]
-            if not 0.0 <= apart_s < told.own.mean / PER_WAIT:
+            if not 0.0 <= apart_s < quantiles.own.mean / PER_WAIT:
                 row.followed_s[horizon] = predicted.at_s
                 row.outstanding[horizon] += 1
-                followed.rows.append((row, horizon, min(1.0, max(0.0, apart_s) / (told.own.mean + SHORT_S))))
+                followed.rows.append((row, horizon, min(1.0, max(0.0, apart_s) / (quantiles.own.mean + SHORT_S))))
         key_ = (predicted.queue_id, time)
         self._followed[key_] = followed
         if len(self._limits) > LIMITS_MAX:
@@ -169,12 +169,12 @@ class Feedback:
                 followed.missed[which] = actual_s > limit_s
                 self._learn(followed, which, actual_s)
         for row, horizon, weight in followed.rows:
-            row.at(horizon).add(_error(row, followed.told.own, actual_s), weight)
+            row.at(horizon).add(_error(row, followed.quantiles.own, actual_s), weight)
         predicted = followed.predicted
         scale = self._slowdown_of(predicted.model, predicted.instance) / followed.slowdown
         if abs(scale - 1.0) < CHANGED:
             for row in followed.every:
-                row.bias.add(predicted.at_s, scale * followed.told.own.mean, actual_s)
+                row.bias.add(predicted.at_s, scale * followed.quantiles.own.mean, actual_s)
         return True
 
     def forget(self, queue_id: str) -> None:
@@ -188,14 +188,14 @@ class Feedback:
         for followed in self._followed.values():
             if followed.missed[LATE]:
                 for row, horizon, weight in followed.rows:
-                    error = _error(row, followed.told.own, now_s - followed.predicted.at_s)
+                    error = _error(row, followed.quantiles.own, now_s - followed.predicted.at_s)
                     late.setdefault(id(row), {}).setdefault(horizon, []).append((error, weight))
         return tuple(_profile(key, row, late.get(id(row), {})) for key, row in sorted(self._rows.items(), key=lambda each: each[0]))
 
     def _learn(self, followed: _Followed, which: int, actual_s: float) -> None:
         for row, horizon, _ in followed.rows:
             outstanding = row.outstanding[horizon]
-            row.at(horizon).learn(which, followed.missed[which], _error(row, followed.told.own, actual_s), outstanding)
+            row.at(horizon).learn(which, followed.missed[which], _error(row, followed.quantiles.own, actual_s), outstanding)
 
     def _drop(self, key: tuple[str, CalibratedTime]) -> _Followed | None:
         followed = self._followed.pop(key, None)

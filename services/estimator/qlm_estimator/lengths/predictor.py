@@ -88,10 +88,10 @@ class LengthPredictor:
         monitor.compare(abs(guess.median_tokens - output_tokens), abs(guess.model_tokens - output_tokens))
         values = dict.fromkeys(guess.features, 1.0)
         total = sum(self._weights.get(feature, 0.0) for feature in values)
-        told = hint_value(guess.hint_tokens, total)
-        if told:
-            values[guess.hint_feature] = told
-            total += self._weights.get(guess.hint_feature, 0.0) * told
+        hinted = hint_value(guess.hint_tokens, total)
+        if hinted:
+            values[guess.hint_feature] = hinted
+            total += self._weights.get(guess.hint_feature, 0.0) * hinted
         slope = 0.5 if math.log(output_tokens / ANCHOR_TOKENS) < total else -0.5
         for feature, value in values.items():
             gradient = slope * value

@@ -1,1 +1,1 @@
-"""What came of requests and of the predictions that clients were told, for Prometheus and `qlm top`."""
+"""Outcomes of requests and of the predictions that clients got, for Prometheus and `qlm top`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from qlm_core.normal_arrays import Floats
 from qlm_estimator.newest_rows import put_newest
-from qlm_estimator.predictions import Judged, Predicted, Told, depth_class
+from qlm_estimator.predictions import Judged, Predicted, PredictedQuantiles, depth_class
 
 WINDOW_MAX_S = 3600.0
 """Longest window of a report."""
@@ -227,9 +227,9 @@ def calibration_rows(judged: Sequence[Judged]) -> tuple[CalibrationRow, ...]:
     )
 
 
-def _numbers(told: Told | None, actual_s: float | None) -> tuple[float, float, float, float]:
+def _numbers(quantiles: PredictedQuantiles | None, actual_s: float | None) -> tuple[float, float, float, float]:
     """p50, p90, p99 and the actual time, NaN where that is not known."""
-    return (math.nan,) * 4 if told is None or actual_s is None else (told.p50_s, told.p90_s, told.p99_s, actual_s)
+    return (math.nan,) * 4 if quantiles is None or actual_s is None else (quantiles.p50_s, quantiles.p90_s, quantiles.p99_s, actual_s)
 
 
 def _row(time: PredictedTime, depth: str, known: Floats) -> CalibrationRow:

@@ -11,7 +11,7 @@ from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.distribution import Normal
 from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport, PredictedTime
-from qlm_estimator.predictions import Judged, Predicted, Told, told
+from qlm_estimator.predictions import Judged, Predicted, PredictedQuantiles, quantiles_of
 
 LATENCY_MAX_S = 365 * 86_400.0
 """Longer than any objective or expiry: what an agent or a gateway claims beyond it is not believed."""
@@ -37,22 +37,22 @@ _TIMES = {
 _REQUEUED = {"evicted": Count.EVICTED, "lost": Count.RECOVERED}
 
 
-def take(outcomes: Outcomes, event: RequestEvent, told_s: float, classes: Mapping[str, str]) -> Iterator[Predicted | Ended | Judged]:
+def take(outcomes: Outcomes, event: RequestEvent, reported_s: float, classes: Mapping[str, str]) -> Iterator[Predicted | Ended | Judged]:
     """Counts an event; gives the prediction that a client was shown, the request that ended, and its judged prediction."""
     judged: Judged | None = None
     if event.kind in _COUNTED:
-        outcomes.count(told_s, _COUNTED[event.kind])
+        outcomes.count(reported_s, _COUNTED[event.kind])
     elif event.kind == events_pb2.EVENT_KIND_GROUPS_MOVED:
-        outcomes.count(told_s, Count.GROUPS_MOVED, len(event.group_ids))
+        outcomes.count(reported_s, Count.GROUPS_MOVED, len(event.group_ids))
     elif event.kind == events_pb2.EVENT_KIND_REQUEUED and event.cause in _REQUEUED:
-        outcomes.count(told_s, _REQUEUED[event.cause])
+        outcomes.count(reported_s, _REQUEUED[event.cause])
     elif event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_model:
-        outcomes.count(told_s, Count.MODELS_SWAPPED)
-    elif event.kind == events_pb2.EVENT_KIND_PREDICTED and (predicted := _predicted(event, told_s)) is not None:
+        outcomes.count(reported_s, Count.MODELS_SWAPPED)
+    elif event.kind == events_pb2.EVENT_KIND_PREDICTED and (predicted := _predicted(event, reported_s)) is not None:
         yield predicted
         judged = outcomes.predict(predicted)
     elif event.kind in _ENDS:
-        ended = _ended(event, told_s, outcomes.class_name(event.slo_class or classes.get(event.group_id, "")))
+        ended = _ended(event, reported_s, outcomes.class_name(event.slo_class or classes.get(event.group_id, "")))
         yield ended
         judged = outcomes.end(ended)
     if judged is not None:
@@ -72,16 +72,16 @@ def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:
     )
 
 
-def _ended(event: RequestEvent, told_s: float, slo_class: str) -> Ended:
-    # The finish that an agent claims is before the telling by the call that told it; anything else is taken as told then.
-    end_s = event.finished_s if 0.0 < event.finished_s <= told_s else told_s
+def _ended(event: RequestEvent, reported_s: float, slo_class: str) -> Ended:
+    # The finish that an agent claims precedes its report by that call; any other is taken as the time of the report.
+    end_s = event.finished_s if 0.0 < event.finished_s <= reported_s else reported_s
     accepted_s = event.accepted_ms / 1000.0
     slack_s = event.slack_s if event.HasField("slack_s") and abs(event.slack_s) <= LATENCY_MAX_S else None
     # The start that it claims is of its own attempt: the first one is known only where there was no other.
     started = event.attempt == 1 and 0.0 < event.started_s <= end_s
     return Ended(
         queue_id=event.queue_id,
-        at_s=told_s,
+        at_s=reported_s,
         state=_ENDS[event.kind],
         slo_class=slo_class,
         latency_s=min(max(0.0, end_s - accepted_s), LATENCY_MAX_S),
@@ -91,8 +91,8 @@ def _ended(event: RequestEvent, told_s: float, slo_class: str) -> Ended:
     )
 
 
-def _predicted(event: RequestEvent, told_s: float) -> Predicted | None:
-    """None for what no client can have been told."""
+def _predicted(event: RequestEvent, reported_s: float) -> Predicted | None:
+    """None for what no client can have got."""
     own_completion = _moments(event.own_completion) if event.HasField("own_completion") else None
     own_wait = _moments(event.own_wait) if event.HasField("own_wait") else None
     completion = _told(event.predicted_p50_s, event.predicted_p90_s, event.predicted_p99_s, own_completion)
@@ -102,7 +102,7 @@ def _predicted(event: RequestEvent, told_s: float) -> Predicted | None:
     wait = _told(event.predicted_wait_p50_s, event.predicted_wait_p90_s, event.predicted_wait_p99_s, own_wait) if tells_wait else None
     return Predicted(
         queue_id=event.queue_id,
-        at_s=told_s,
+        at_s=reported_s,
         completion=completion,
         wait=wait,
         model=event.model,
@@ -114,9 +114,9 @@ def _predicted(event: RequestEvent, told_s: float) -> Predicted | None:
     )
 
 
-def _told(p50_s: float, p90_s: float, p99_s: float, own: Normal | None) -> Told | None:
+def _told(p50_s: float, p90_s: float, p99_s: float, own: Normal | None) -> PredictedQuantiles | None:
     believed = all(math.isfinite(value) and 0.0 <= value <= LATENCY_MAX_S for value in (p50_s, p90_s, p99_s))
-    return told(p50_s, p90_s, p99_s, own) if believed and p50_s <= p90_s else None
+    return quantiles_of(p50_s, p90_s, p99_s, own) if believed and p50_s <= p90_s else None
 
 
 def _moments(message: Moments) -> Normal | None:

@@ -54,8 +54,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """What went on while a run decoded, from its first token to its end: `seconds` of the server's clock, 0 where its first token was not
-    told; how many `sequences` decoded in a step on average and the `context_tokens` that all of them held; and the `prefill_tokens`
+    """What went on while a run decoded, from its first token to its end: `seconds` of the server's clock, 0 where its first token was
+    not reported; how many `sequences` decoded in a step on average and the `context_tokens` that all of them held; and the `prefill_tokens`
     of others that rode along with its steps, with the sum of the squares of their prompts as far as these were done. Prefills go in the
     order of pulls, a chunk in each step, so they are of those pulled behind it."""
 
@@ -128,8 +128,8 @@ class Activity:
         self._prefilling.append(run)
 
     def leave(self, at_s: float, queue_id: str, ended_s: float, output_tokens: int = 0, first_token_s: float = 0.0) -> FinishedRun | None:
-        """A request is no longer run here since `ended_s`, told at `at_s`; what it went through, if its pull was seen. An end that is not
-        after the pull is taken to be the telling. `output_tokens`: that it made here, `first_token_s`: when the first of them came; 0 where
+        """A request ran here until `ended_s`, reported at `at_s`; what it went through, if its pull was seen. An end that is not
+        after the pull is taken to be at `at_s`. `output_tokens`: that it made here, `first_token_s`: when the first of them came; 0 where
         nobody knows."""
         self._advance(at_s)
         if first_token_s > 0.0:

@@ -25,7 +25,7 @@ from qlm_core.hardware_profile import (
 )
 from qlm_core.importable_profiles import SLOWDOWN_MAX
 from qlm_core.instance import InstanceFacts
-from qlm_estimator.events import OperationKind, OperationTold
+from qlm_estimator.events import OperationKind, ReportedOperation
 from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.speed.base_rows import BaseRows
 
@@ -89,17 +89,17 @@ class OperationTimes:
             if profile.instance and base is not None and any(getattr(profile, name).samples for name in TIMED_OPERATIONS):
                 put_newest(self._rows, (profile.instance, profile.model), (base, _restored(profile, base)), self._rows_max)
 
-    def add(self, instance: InstanceFacts, profile_name: str, told: OperationTold) -> bool:
+    def add(self, instance: InstanceFacts, profile_name: str, operation: ReportedOperation) -> bool:
         """One operation; False if it is left out: no finite time above 0, or nothing is profiled to hold it against."""
         base = self._base.of(instance.gpu, instance.n_gpu, profile_name)
-        if base is None or not 0.0 < told.took_s <= TOOK_MAX_S:  # False for NaN
+        if base is None or not 0.0 < operation.took_s <= TOOK_MAX_S:  # False for NaN
             return False
         key = (instance.name, profile_name)
         known, learned = self._rows.get(key, (None, {}))
         if known is None or known.key != base.key:  # new, or the instance has other GPUs now
             learned = _learned(base)
-        measured_s = told.took_s * instance.time_scale
-        match told.kind:
+        measured_s = operation.took_s * instance.time_scale
+        match operation.kind:
             case OperationKind.SWAPPED_WARM:
                 name, profiled_s = "swap_warm", base.swap_s(warm=True)
             case OperationKind.SWAPPED_COLD:
@@ -108,7 +108,7 @@ class OperationTimes:
                 name, profiled_s = "swap_cold", base.swap_s(warm=False)
                 measured_s += math.exp(learned["swap_warm"].level) * base.swap_s(warm=True)
             case OperationKind.KV_MOVED:
-                name, profiled_s = "kv_swap", base.kv_swap_s(told.tokens, told.requests)
+                name, profiled_s = "kv_swap", base.kv_swap_s(operation.tokens, operation.requests)
         if not (math.isfinite(profiled_s) and SPREAD * profiled_s > 0.0):
             return False
         blur = RESOLUTION_S * instance.time_scale / (SPREAD * profiled_s)

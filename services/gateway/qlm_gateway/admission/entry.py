@@ -106,7 +106,7 @@ class Entry:
         return entered
 
     async def _enter(self, request: Request, gateway: str, span: Span, attributes: dict[str, str]) -> Entered:
-        """`span`: what the request is traced under; `attributes`: takes what is to be told of it."""
+        """`span`: what the request is traced under; `attributes`: takes its attributes for the trace."""
         request.DiscardUnknownFields()
         draft = draft_of(request)
         long = draft.token_ids is not None and len(draft.token_ids) > INLINE_BYTES_MAX

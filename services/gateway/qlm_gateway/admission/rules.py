@@ -50,7 +50,7 @@ class Admitted:
 
 
 def check(draft: RequestDraft, catalogue: Mapping[str, ModelEntry], limits: AdmissionLimits) -> ModelEntry:
-    """Everything that can be told before the prompt's tokens are counted; returns the model. Raises InvalidRequest, NotFound."""
+    """All rules that do not need the number of prompt tokens; returns the model. Raises InvalidRequest, NotFound."""
     entry = model_of(draft.model, catalogue)
     checked_tenant(draft.tenant)
     if draft.request_id:

@@ -234,7 +234,7 @@ class GatewayService(GatewayServicer):
         return entered
 
     async def _told(self, entered: Entered) -> Accepted:
-        """What a client is told at acceptance. A request that was accepted before has its place, and is predicted there while it waits."""
+        """A client's prediction at acceptance. One that was accepted before has its place, and is predicted there while it waits."""
         if entered.receipt.duplicate:
             outlook = await self._updates.of(entered.key)
             if outlook is not None and outlook.HasField("prediction"):

@@ -12,7 +12,7 @@ PRIOR_S = 2.0
 MEMORY_S = 30.0
 """Observations this old weigh 1/e."""
 PLACES_MAX = 1_000
-"""Full tenants and classes that are told apart between two observations; the others wait in one line."""
+"""Full tenants and classes that are counted apart between two observations; the others wait in one line."""
 RETRY_AFTER_MIN_S = 0.1
 RETRY_AFTER_MAX_S = 300.0
 

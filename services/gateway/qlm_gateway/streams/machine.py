@@ -310,7 +310,7 @@ class GatewayMachine:
         elif event.ended:
             self._locate(reader, effects)  # only the answer to `Find` has the whole record
         elif not event.gateway:
-            # Nobody follows it: have its frames sent here, so that the end is told at once.
+            # Nobody follows it: have its frames sent here, so that the end is delivered at once.
             reader.bind = True
             self._locate(reader, effects)
         elif reader.end_seen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from qlm_core.instance import InstanceFacts
-from qlm_core.reported_runs import RunsTold
+from qlm_core.reported_runs import ReportedRuns
 from qlm_planner.board.group import Group, GroupTraits
 
 
@@ -31,7 +31,7 @@ class Slot:
     active_model: str = ""
     warm_models: tuple[str, ...] = ()
     loading_since_s: float = 0.0
-    runs: RunsTold | None = None
+    runs: ReportedRuns | None = None
     batches: dict[str, int] = field(default_factory=dict)
 
     def batch(self, model: str) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.pauses import Pause
-from qlm_core.reported_runs import RunsTold
+from qlm_core.reported_runs import ReportedRuns
 from qlm_core.request import RequestFacts
 
 EntryId = tuple[int, int]
@@ -62,7 +62,7 @@ class InstanceRow:
 
     facts: InstanceFacts
     alive: bool
-    runs: RunsTold | None = None
+    runs: ReportedRuns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class Instance(_message.Message):
     WARM_MODELS_FIELD_NUMBER: _builtins.int
     LOADING_SINCE_S_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
-    RUNNING_TOLD_S_FIELD_NUMBER: _builtins.int
+    RUNNING_REPORTED_S_FIELD_NUMBER: _builtins.int
     TOKEN_S_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     STARTED_S_FIELD_NUMBER: _builtins.int
@@ -64,7 +64,7 @@ class Instance(_message.Message):
     """Most sequences that its engine decodes at once. 0: 256."""
     loading_since_s: _builtins.float
     """Since when the active model is being loaded, in seconds since the epoch by the queue's clock. 0: it is loaded, or there is none."""
-    running_told_s: _builtins.float
+    running_reported_s: _builtins.float
     """When that was so, in seconds since the epoch by the queue's clock; 0: nothing was told."""
     token_s: _builtins.float
     """Seconds from a token of a request to its next, at that time."""
@@ -101,14 +101,14 @@ class Instance(_message.Message):
         warm_models: _abc.Iterable[_builtins.str] | None = ...,
         loading_since_s: _builtins.float = ...,
         running: _abc.Iterable[Global___RunningGroup] | None = ...,
-        running_told_s: _builtins.float = ...,
+        running_reported_s: _builtins.float = ...,
         token_s: _builtins.float = ...,
         batch: _builtins.int = ...,
         started_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "batch", b"batch", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "loading_since_s", b"loading_since_s", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "running", b"running", "running_told_s", b"running_told_s", "started_s", b"started_s", "time_scale", b"time_scale", "token_s", b"token_s", "warm_models", b"warm_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "batch", b"batch", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "loading_since_s", b"loading_since_s", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "running", b"running", "running_reported_s", b"running_reported_s", "started_s", b"started_s", "time_scale", b"time_scale", "token_s", b"token_s", "warm_models", b"warm_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
