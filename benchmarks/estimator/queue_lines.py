@@ -1,4 +1,4 @@
-"""Virtual queues as they are seen from outside the engines: what `qlm_process.queue.views` makes of the queue's overview."""
+"""Virtual queues as they are seen from outside the engines, as the planner's board has them."""
 
 from __future__ import annotations
 

@@ -25,16 +25,13 @@ from qlm_core.request_times import TABLE_ROWS, RequestTable
 
 
 class Assessment:
-    """Queues that hold a group without a profile of its model there are in `unpredictable`, and nothing else is said of them."""
+    """Queues that hold a group without a profile of its model there are left out."""
 
     def __init__(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot, views: Iterable[QueueView] = ()) -> None:
         """Costs O(groups of `views`)."""
-        self.profiles = profiles
         self._reader = QueueReader(catalogue, profiles)
-        every = list(views)
-        kept, self._groups = self._reader.read(every)
+        kept, self._groups = self._reader.read(list(views))
         self._views = {view.instance.name: view for view in kept}
-        self.unpredictable = {view.instance.name for view in every} - self._views.keys()
         self._index = {name: number for number, name in enumerate(self._views)}
 
     @property

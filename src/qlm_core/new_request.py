@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qlm_core.calibration import UNCALIBRATED, CalibratedTime, CalibrationProfile
+from qlm_core.calibration import CalibratedTime
 from qlm_core.clearing import Head, would_clear
 from qlm_core.distribution import Normal
 from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_service import ServiceFigures
 from qlm_core.prediction_views import GroupView, QueueView
-from qlm_core.profile import ProfileSnapshot
 from qlm_core.queue_columns import BAND, DEADLINE, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, SERVICE, SWAP, QueueGroups
 from qlm_core.queue_model import Integers
 from qlm_core.queue_reader import NoProfile, QueueReader
@@ -55,8 +54,11 @@ def place_new(
     table = RequestTable.of(queue_times(whole))
     found = table.times(at, np.zeros(len(at)))
     before = [int(groups.count[begin:end].sum()) for begin, end in zip(groups.first[:-1], places, strict=True)]
+    calibration = reader.profiles.calibration
     ends_s = [
-        calibration_of(reader.profiles, view, request.model)[1].applied(normal_at(found.completion_s, found.completion_variance, at)).mean
+        calibration.row(CalibratedTime.COMPLETION, request.model, view.instance)
+        .applied(normal_at(found.completion_s, found.completion_variance, at))
+        .mean
         for at, view in enumerate(chosen)
     ]
     best = ends_s.index(min(ends_s))
@@ -66,14 +68,6 @@ def place_new(
 def may_serve(view: QueueView, model: str) -> bool:
     """Whether an instance may be given requests of a model."""
     return not view.instance.draining and model in view.instance.models
-
-
-def calibration_of(profiles: ProfileSnapshot, view: QueueView, model: str) -> tuple[CalibrationProfile, CalibrationProfile]:
-    """The rows that waits and completions of a model on an instance are calibrated by."""
-    table = profiles.calibration
-    if not table.rows:
-        return UNCALIBRATED, UNCALIBRATED
-    return table.row(CalibratedTime.WAIT, model, view.instance), table.row(CalibratedTime.COMPLETION, model, view.instance)
 
 
 def normal_at(mean: Floats, variance: Floats, at: int) -> Normal:

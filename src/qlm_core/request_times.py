@@ -63,7 +63,7 @@ class RequestTable:
 
     def times(self, group: ArrayLike, position: ArrayLike) -> RequestTimes:
         """Requests by their group's number and how many of the group are before each (0 for its first; beyond the last counts as behind
-        the last), with prompts and outputs as their group has them in the mean. Costs O(requests). Raises ValueError for a negative
+        the last), with the mean prompt and output of their group. Costs O(requests). Raises ValueError for a negative
         position, IndexError for a group that is not there."""
         row, place = self.columns[np.asarray(group, dtype=np.intp)].T, np.asarray(position, dtype=np.float64)
         if place.size and not place.min() >= 0.0:

@@ -51,6 +51,7 @@ def test_each_pod_accepts_its_settings(service: str) -> None:
     assert config.queue.url == "redis://qlm-valkey:6379/0"
     assert config.telemetry.metrics_port == ports["metrics"]
     assert str(Path(config.security.key_file).parent) in mounts
+    config.security.check_listen("listen", settings.listen)
     if service == "gateway":
         assert settings.http.listen == f"0.0.0.0:{ports['http']}"
     if service == "agent":

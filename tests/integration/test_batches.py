@@ -91,6 +91,7 @@ async def test_each_line_has_its_answer(rig: Rig, tmp_path: Path) -> None:
             await client.files.content(output.id)
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 WRONG = (
     ("{", "invalid_json_line", None),
     ("[]", "invalid_json_line", None),
@@ -101,6 +102,7 @@ WRONG = (
     (line_of("d", body={"stream": True}), "invalid_request", "body.stream"),
     (line_of("e", body={"max_tokens": 0}), "invalid_request", "body.max_tokens"),
     (line_of("f", body={"model": "another"}), "model_not_found", "body.model"),
+    (line_of("g", body={"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}), "invalid_request", "body.tools"),
     (line_of("twice"), "duplicate_custom_id", "custom_id"),
 )
 

@@ -146,6 +146,17 @@ def test_a_model_gets_as_many_gpus_as_hold_it_and_pinned_ones_are_alone() -> Non
     assert _instances(pinned) == [(["big"], 2, "0,1"), (["eight"], 1, "2"), (["eight"], 1, "3")]
 
 
+def test_contexts_fit_in_the_kv_of_the_instances() -> None:
+    """Beside the weights of a large model there is less room, and a model of the CPU has a share of the host's memory."""
+    small = replace(EIGHT, facts=facts_of("small-1b"))
+    for made in (local_document([BIG, EIGHT], FOUR, LocalOptions()), local_document([small], Host(memory_gb=24.0), LocalOptions())):
+        for model in made["models"]:
+            for agent in made["agents"]:
+                kv_bytes = agent["vllm"]["kv_cache_gb"] * agent["n_gpu"] * 1e9
+                each = 2 * 2 * model["facts"]["layers"] * model["facts"]["kv_heads"] * model["facts"]["head_size"]
+                assert 0 < model["context_tokens_max"] <= kv_bytes / each - 33
+
+
 def test_without_a_gpu_one_instance_computes_on_the_cpu() -> None:
     tiny = replace(EIGHT, name="tiny", context_tokens=2_048, facts=facts_of("tiny-135m"))
     (agent,) = local_document([tiny], Host(memory_gb=24.0), LocalOptions())["agents"]
@@ -203,3 +214,13 @@ def test_the_gpus_of_this_machine_are_those_that_may_be_used(monkeypatch: pytest
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=str(tmp_path)):
         local_model(tmp_path)
+
+
+def test_a_driver_that_fails_is_no_machine_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'couldn't communicate with the driver'\nexit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match="--gpus 0"):
+        this_host(None, None)
+    assert this_host(None, 0).gpus == ()

@@ -17,7 +17,7 @@ from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, Operation
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.outcomes.report import Outcomes
 from qlm_estimator.shell import queue_seen
-from qlm_process.queue.views import instances_in
+from qlm_process.queue.instances import instances_in
 from qlm_process.wire import instance as instance_wire
 from qlm_queue.overview import InstanceRecord, Overview, VirtualQueueRecord
 from qlm_queue.values import GroupRecord, StreamEntry

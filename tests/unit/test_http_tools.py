@@ -52,11 +52,17 @@ def test_calls_are_read_and_what_is_none_is_content(use: ToolUse, text: str, con
     assert message["content"] == content
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())] == calls
     assert len({call["id"] for call in message.get("tool_calls", ())}) == len(calls)
+    by_character = ToolReader(use, "r")
+    deltas = [delta for character in text[:1_000] for delta in by_character.feed(character)]
+    assert "".join(delta.get("content", "") for delta in [*deltas, *by_character.end()]) == (content or "")[:1_000]
     wanted = "tool_calls" if calls and use.form is not ToolForm.ARGUMENTS else "stop"
     assert (reader.finish("stop"), reader.finish("length")) == (wanted, "length")
 
 
-PIECES = st.lists(st.sampled_from(["<tool_call>", "</tool_call>", CALL, "<tool", " ", "\n", "a", "{", "[", "]", ","]), max_size=8)
+PIECES = st.lists(
+    st.sampled_from([f"<tool_call>{CALL}</tool_call>", "<tool_call>", "</tool_call>", CALL, "<tool", " ", "\n", "a", "{", "[", "]", ","]),
+    max_size=8,
+)
 
 
 @given(
@@ -141,4 +147,4 @@ def test_earlier_calls_reach_the_template_as_objects() -> None:
 def test_the_form_of_a_model_is_read_from_its_chat_template() -> None:
     assert tool_form_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
     assert tool_form_of('{% if tools %}{"name": f, "parameters": p}{% endif %}') == "json"
-    assert tool_form_of("{{ messages }}") == ""
+    assert tool_form_of("{{ messages }}") == tool_form_of("{% if tools %}<tool_call><function=f>{% endif %}") == ""

@@ -28,7 +28,7 @@ from qlm_process.wire.running import RUNS_MAX, from_body, to_body
 from qlm_queue.values import Pulled
 
 FACTS = InstanceFacts(name="a", incarnation="a/1", gpu="A10", n_gpu=1, engine="simulated", models=("m",), active_model="m")
-TOLD = ReportedRuns(
+REPORTED = ReportedRuns(
     at_s=1_000.0,
     token_s=0.02,
     groups={
@@ -91,12 +91,12 @@ def test_runs_are_told_by_group() -> None:
 
 
 def test_what_is_told_is_read() -> None:
-    body = to_body(FACTS, TOLD)
-    assert from_body(body) == TOLD
+    body = to_body(FACTS, REPORTED)
+    assert from_body(body) == REPORTED
     assert instance_wire.from_body(body) == FACTS
     assert from_body(to_body(FACTS)) is None
-    assert TOLD.made_since(1_000.1) == 5
-    assert TOLD.made_since(900.0) == 0
+    assert REPORTED.made_since(1_000.1) == 5
+    assert REPORTED.made_since(900.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_is_told_is_read() -> None:
     ],
 )
 def test_what_makes_no_sense_is_not_taken(fields: dict[str, object]) -> None:
-    message = instance_pb2.Instance.FromString(to_body(FACTS, TOLD))
+    message = instance_pb2.Instance.FromString(to_body(FACTS, REPORTED))
     for name, value in fields.items():
         if isinstance(value, list):
             message.running.extend(value)

@@ -137,6 +137,8 @@ def test_an_engine_has_its_threads_and_asks_no_hub() -> None:
     assert environment(VllmSettings(cpu_threads=3))["OMP_NUM_THREADS"] == "3"
     assert environment(VllmSettings())["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "OMP_NUM_THREADS" not in environment(VllmSettings(device="cuda"))
+    assert environment(VllmSettings(device="cuda", gpus="2,3"))["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert "CUDA_VISIBLE_DEVICES" not in environment(VllmSettings(device="cuda"))
 
 
 def test_sampling_parameters_keep_their_meaning() -> None:

@@ -30,9 +30,9 @@ from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes
 from qlm_process.queue.clock import ServerClock
+from qlm_process.queue.instances import instances_in
 from qlm_process.queue.leases import LeaseKeeper, RoleElection, Sleep
 from qlm_process.queue.polls import QueueLooks
-from qlm_process.queue.views import instances_in
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.overview import Overview
 from qlm_queue.port import Queue

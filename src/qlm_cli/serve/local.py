@@ -15,6 +15,8 @@ from qlm_core.model import ModelFacts
 
 CONTEXT_LEAST = 4_096
 """Tokens of context for which a model gets more GPUs; with fewer it serves what fits."""
+SPARE_TOKENS = 64
+"""Of KV, beside those of a context: vLLM keeps a block for itself, and rounds up to blocks."""
 HOST_SHARE, HOST_KV_SHARE = 0.5, 0.1
 """Of the host's memory: for weights of warm models, and for KV of requests that make room."""
 BATCH_MAX_CPU = 16
@@ -87,8 +89,12 @@ def local_document(models: Sequence[LocalModel], host: Host, options: LocalOptio
             n_gpu = max(rows[name].n_gpu for name in names)
             agents.append(_agent(f"vllm-{len(agents)}", names, n_gpu, at, host, options, {name: rows[name] for name in names}, count))
             at += n_gpu
+    # A model's context fits in the KV of every instance that serves it.
+    kv_bytes = {
+        name: min(agent["vllm"]["kv_cache_gb"] * agent["n_gpu"] * 1e9 for agent in agents if name in agent["models"]) for name in by_name
+    }
     return {
-        "models": [_model_section(model, rows[model.name], options) for model in models],
+        "models": [_model_section(model, kv_bytes[model.name], options) for model in models],
         "gateways": gateways(options.grpc, options.http, options.files),
         "agents": agents,
     }
@@ -105,13 +111,16 @@ def _row(host: Host, model: LocalModel) -> HardwareProfile:
         n_gpu *= 2
 
 
-def _model_section(model: LocalModel, row: HardwareProfile, options: LocalOptions) -> dict[str, Any]:
+def _model_section(model: LocalModel, kv_bytes: float, options: LocalOptions) -> dict[str, Any]:
+    kv_tokens = int(kv_bytes / model.facts.kv_bytes_per_token) - SPARE_TOKENS
+    if kv_tokens < 1:
+        raise ConfigError(f"--model {model.folder}: no room for its KV beside the weights of the models that share its GPUs; --pin it")
     return {
         "name": model.name,
         "profile": model.name,
         "weights": model.folder,
         "tokenizer": f"{model.folder}/tokenizer.json",
-        "context_tokens_max": min(model.context_tokens, row.kv_capacity_tokens),
+        "context_tokens_max": min(model.context_tokens, kv_tokens),
         "vocabulary_size": model.vocabulary_size,
         "facts": asdict(model.facts),
         "aliases": [alias for alias, name in options.aliases.items() if name == model.name],

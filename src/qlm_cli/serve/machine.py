@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from qlm_agent.engines.port import ModelLoadFailed
@@ -30,6 +31,8 @@ def this_host(gpu: str | None, gpus: int | None) -> Host:
     there are fewer, and where they differ."""
     memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     rows, why = ([], "") if gpus == 0 else nvidia_smi()
+    if why and shutil.which("nvidia-smi"):
+        raise ConfigError(f"{why}; --gpus 0 computes on the CPU")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     ids = [str(number) for number in range(len(rows))] if visible is None else [each.strip() for each in visible.split(",") if each.strip()]
     ids = ids[:gpus] if rows else []

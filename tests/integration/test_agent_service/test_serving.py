@@ -7,7 +7,7 @@ import asyncio
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.request import RequestState
-from qlm_process.queue.views import instances_in
+from qlm_process.queue.instances import instances_in
 from qlm_process.wire import running as running_wire
 from qlm_queue.values import ControlKind, TerminalRecord
 
@@ -53,8 +53,8 @@ async def test_what_it_runs_has_made_is_told(rig: Rig) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 (record,) = (await rig.queue.overview()).instances
-                told = running_wire.from_body(record.body)
-                found = [output for runs in told.groups.values() for output in runs.output_tokens] if told else []
+                reported = running_wire.from_body(record.body)
+                found = [output for runs in reported.groups.values() for output in runs.output_tokens] if reported else []
                 if len(found) == 3 and min(found) > more_than:
                     return max(found)
                 await asyncio.sleep(0.01)

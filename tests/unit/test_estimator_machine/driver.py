@@ -94,13 +94,13 @@ class Driver:
         self.now_s = at_s
         self.serial += 1
         known: dict[str, object] = {"incarnation": "a/1", "model": "chat", **fields}
-        told = ReportedOperation(kind=kind, entry_id=(BEGAN_MS + int(at_s * 1e3), self.serial), index=0, took_s=took_s, **known)  # type: ignore[arg-type]
-        self.told(told)
-        return told
+        operation = ReportedOperation(kind=kind, entry_id=(BEGAN_MS + int(at_s * 1e3), self.serial), index=0, took_s=took_s, **known)  # type: ignore[arg-type]
+        self.report_operation(operation)
+        return operation
 
-    def told(self, told: ReportedOperation) -> None:
-        self._take(self.machine.step(self._clock_s(), told))
-        self._entry_read(told.entry_id)
+    def report_operation(self, operation: ReportedOperation) -> None:
+        self._take(self.machine.step(self._clock_s(), operation))
+        self._entry_read(operation.entry_id)
 
     def _entry_read(self, entry_id: EntryId) -> None:
         self._take(self.machine.step(self._clock_s(), EntryRead(entry_id=entry_id)))

@@ -205,7 +205,7 @@ def test_an_instance_that_just_came_is_waited_for() -> None:
 
 def test_an_event_that_comes_again_counts_once(driver: Driver) -> None:
     told = driver.operation(SWAPPED_WARM, 1.0, 2.0)
-    driver.told(told)
+    driver.report_operation(told)
     assert learned(driver).swap_warm.samples == 1
     assert driver.machine.counts.repeated == 1
 

@@ -95,11 +95,11 @@ def _predicted(event: RequestEvent, reported_s: float) -> Predicted | None:
     """None for what no client can have got."""
     own_completion = _moments(event.own_completion) if event.HasField("own_completion") else None
     own_wait = _moments(event.own_wait) if event.HasField("own_wait") else None
-    completion = _told(event.predicted_p50_s, event.predicted_p90_s, event.predicted_p99_s, own_completion)
+    completion = _quantiles(event.predicted_p50_s, event.predicted_p90_s, event.predicted_p99_s, own_completion)
     if completion is None:
         return None
     tells_wait = event.HasField("predicted_wait_p50_s")
-    wait = _told(event.predicted_wait_p50_s, event.predicted_wait_p90_s, event.predicted_wait_p99_s, own_wait) if tells_wait else None
+    wait = _quantiles(event.predicted_wait_p50_s, event.predicted_wait_p90_s, event.predicted_wait_p99_s, own_wait) if tells_wait else None
     return Predicted(
         queue_id=event.queue_id,
         at_s=reported_s,
@@ -114,7 +114,7 @@ def _predicted(event: RequestEvent, reported_s: float) -> Predicted | None:
     )
 
 
-def _told(p50_s: float, p90_s: float, p99_s: float, own: Normal | None) -> PredictedQuantiles | None:
+def _quantiles(p50_s: float, p90_s: float, p99_s: float, own: Normal | None) -> PredictedQuantiles | None:
     believed = all(math.isfinite(value) and 0.0 <= value <= LATENCY_MAX_S for value in (p50_s, p90_s, p99_s))
     return quantiles_of(p50_s, p90_s, p99_s, own) if believed and p50_s <= p90_s else None
 

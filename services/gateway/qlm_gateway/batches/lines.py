@@ -82,6 +82,8 @@ def parse_line(number: int, line: bytes, endpoint: str, settings: HttpSettings) 
         raise bad("invalid_request", error.message, f"body.{error.details['field']}" if error.details.get("field") else "body") from None
     if len(call.requests) != 1 or call.stream:
         raise bad("invalid_request", "a line of a batch has one answer, which is not streamed", "body.stream" if call.stream else "body.n")
+    if call.tools is not None:
+        raise bad("invalid_request", "tools: absent in batches", "body.tools")
     (request,) = call.requests
     request.request_id = ""
     return Line(number=number, custom_id=custom_id, request=request)

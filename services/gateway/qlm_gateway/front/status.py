@@ -16,7 +16,7 @@ from qlm_core.request import RequestKey, RequestState, SloKind
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.outlook.waits import Outlook, RequestShape
 from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of
-from qlm_process.queue.views import instances_in
+from qlm_process.queue.instances import instances_in
 from qlm_process.wire import prediction as prediction_wire
 from qlm_process.wire.slo import SLO_KIND_NUMBERS, slo_message
 from qlm_queue.held_bytes import HeldBytes

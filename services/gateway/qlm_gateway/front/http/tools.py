@@ -14,6 +14,8 @@ from qlm_core.errors import invalid_field
 from qlm_gateway.front.http.bodies import ChatBody, NamedTool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OTHER_FORMS = ("<function=", "<arg_key>")
+"""Of templates whose calls between OPEN and CLOSE are no JSON."""
 CALL_ID_CHARACTERS = 9
 """As some chat templates want it."""
 
@@ -76,7 +78,7 @@ def use_tools(body: ChatBody, form: str, chat: ChatPrompt, sampling: SamplingPar
 def tool_form_of(template: str) -> str:
     """The ToolForm that a chat template asks a model for; "" for none that is known."""
     if OPEN in template:
-        return ToolForm.HERMES
+        return "" if any(mark in template for mark in OTHER_FORMS) else ToolForm.HERMES
     return ToolForm.JSON if "tools" in template and '"parameters":' in template else ""
 
 
@@ -153,7 +155,7 @@ class ToolReader:
         yield from self._say(held)
 
     def _say(self, text: str) -> Iterator[Delta]:
-        """Blanks wait for what comes: those around calls are no content."""
+        """Holds trailing blanks back: blanks around calls are no content."""
         text = self._space + text
         content = text.rstrip()
         self._space = text[len(content) :]
