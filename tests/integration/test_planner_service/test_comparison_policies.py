@@ -16,11 +16,15 @@ async def test_a_planner_follows_it(cluster: Cluster) -> None:
     async with cluster.planner(policy=Order.SHEPHERD) as shell:
         keys = [key for number in range(REQUESTS) for key in await cluster.submit(MODELS[number % 3], slo_s=20.0 * (1 + number % 5))]
         await until(cluster.all_placed, "all placed")
+
+        async def both_have_work() -> bool:
+            return {"a", "b"} <= {group.instance for group in (await cluster.overview()).groups.values()}
+
+        await until(both_have_work, "the program is solved, and its plan applied")
         overview = await cluster.overview()
         assert shell.term is not None
         assert shell.term.machine.policy.order is Order.SHEPHERD
         on_b = [group for group in overview.groups.values() if group.instance == "b"]
-        assert on_b, "both instances have work"
         assert MODELS[2] not in {group.meta["model"] for group in on_b}, "which it does not serve"
         assert sum(group.waiting for group in overview.groups.values()) == REQUESTS
         version, _ = await shell.term.replan()
