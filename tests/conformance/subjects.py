@@ -19,6 +19,8 @@ from qlm_queue.values import Bounds
 
 LONG_AGO_MS = 1
 FEW_MS = 3
+CALL_TIMEOUT_S = 30.0
+"""A machine that stands still for seconds, as that of a shared test run may, is not what these tests are about."""
 
 
 @dataclass
@@ -103,7 +105,7 @@ class RedisSubject:
     """The Redis implementation on a real server."""
 
     def __init__(self, url: str, name: str, bounds: Bounds, library: str | None = None) -> None:
-        self.queue: Queue = RedisQueue(url, name, bounds=bounds, library=library)
+        self.queue: Queue = RedisQueue(url, name, bounds=bounds, library=library, call_timeout_s=CALL_TIMEOUT_S)
         self._keys = Keys(name)
         self._pattern = "".join(f"\\{letter}" if letter in "[]*?\\" else letter for letter in self._keys.prefix) + ":*"
         self.client = redis.Redis.from_url(url, protocol=2)
