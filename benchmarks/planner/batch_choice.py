@@ -32,12 +32,15 @@ def measure(plan: Plan) -> Measured:
         facts |= {"output_tokens_max": 512, "stored": 9, "slo_class": slo_class, "first_token": first_token}
         batch.record_pull(PulledRun(**facts, slo_s=slo_s, deadline_s=slo_s))
         runs.add(Run(**facts, resumed=0, produced=9, urgency=Urgency(0, slo_s)))
-    behind = [WaitingGroup(model=model, slo_class=slo, first_token=first, waiting=8) for slo, _, first in SLOS * (WAITING // len(SLOS))]
-    head = QueueHead(group_id="g", model=model, waiting=8, waiting_prompt_tokens=4_000, slo_class="32s", behind=tuple(behind[1:]))
+    behind = [
+        WaitingGroup(model=model, slo_class=slo, first_token=first, waiting=8, first_deadline_s=1e9)
+        for slo, _, first in SLOS * (WAITING // len(SLOS))
+    ]
+    head = QueueHead(group_id="g", model=model, waiting=8, waiting_prompt_tokens=4_000, slo_class="32s")
     took_us = []
     for number in range(plan.some(CHOICES)):
         began_s = time.process_time()
-        batch.choose(2.0 * CHOOSE_EVERY_S * number, model, head)
+        batch.choose(2.0 * CHOOSE_EVERY_S * number, model, head, behind)
         took_us.append(1e6 * (time.process_time() - began_s))
     p50, p99 = np.percentile(took_us, (50, 99))
     return Measured(values={"choose_batch_us": round(float(p50))}, details={"p99_us": round(float(p99)), "batch": batch.limit})

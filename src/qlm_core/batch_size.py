@@ -8,6 +8,9 @@ them slower. Of the sizes that the engine allows, the one is chosen that serves 
 with F_k the distribution of the class's outputs, P_k its prefill and d(n) the step. The most urgent classes are served first. Whole SLOs
 count, not slack: a limit that falls as requests wait would make them wait longer. Requests that are late already count for throughput
 alone, so where nobody is at risk, or all are late and no more come, the largest batch is chosen.
+
+What is postponed is served in the end, and by then it is as urgent as the rest. So for each SLO the size keeps up with the arrivals that
+have no more time than it, as long as they last (the processor demand criterion: Baruah, Rosier, Howell, 1990), if any size can.
 """
 
 from __future__ import annotations
@@ -68,10 +71,17 @@ def sizes(batch_max: int) -> tuple[int, ...]:
 
 
 def choose_batch(
-    hardware: HardwareProfile, demands: Sequence[ClassDemand], batch_max: int, *, slowdown: float = 1.0, share: float = 1.0
+    hardware: HardwareProfile,
+    demands: Sequence[ClassDemand],
+    batch_max: int,
+    *,
+    slowdown: float = 1.0,
+    share: float = 1.0,
+    sustained_per_s: Sequence[float] = (),
 ) -> int:
     """The most requests to run at once, at most `batch_max`. `slowdown`: measured steps over those of the profile; `share`: of the engine's
-    time, that it has for these classes beside other models that wait. Costs O(classes)."""
+    time, that it has for these classes beside other models that wait; `sustained_per_s`: for each SLO the arrivals over its time of the
+    classes that have no more. Costs O(classes)."""
     if all(each.first_token or each.slo_s == np.inf for each in demands):
         return batch_max
     grid = np.array(sizes(batch_max), dtype=np.float64)
@@ -86,6 +96,8 @@ def choose_batch(
         served = np.minimum(demand.rate_per_s(postponed_from_s), left)
         left -= served
         value += served * _in_time(demand, slowdown * own_s, step_s)
+    floor_per_s = max((rate for rate in sustained_per_s if rate <= capacity.max()), default=0.0)
+    value[capacity < floor_per_s] = 0.0
     return int(grid[np.flatnonzero(value >= ENOUGH * value.max())[-1]])
 
 

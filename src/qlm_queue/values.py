@@ -16,9 +16,6 @@ BATCH_MAX = 500
 WAITS_BYTES_MAX = 1 << 20
 """Most bytes of the published waits."""
 
-MODELS_AHEAD_GROUPS_MAX = 32
-"""First groups of a virtual queue whose models `pull` tells."""
-
 PLANNER_ROLE = "planner"
 ESTIMATOR_ROLE = "estimator"
 
@@ -207,13 +204,14 @@ class PullBudget:
     The first request of a pull is given whatever it needs if the incarnation runs nothing, so that one that can never fit is ended by
     the agent, not blocked for ever. `owned_aside`: requests that it owns and does not run now: offloaded, or on their way back. A request
     that has failed is given alone, to an idle incarnation; with `suspects` (all that it runs has failed once too, and has made output
-    since) also one that has failed once."""
+    since) also one that has failed once. `behind_max`: groups behind the head to report, at most `BATCH_MAX`."""
 
     requests_max: int
     kv_tokens: int
     output_reserve_tokens: int
     owned_aside: int = 0
     suspects: bool = False
+    behind_max: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,31 +249,27 @@ class HeadGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBehind:
-    """A group behind the head of a virtual queue. `waiting`: its requests; the others as in its `meta`."""
+    """A group behind the head of a virtual queue. `waiting`: its requests; `first_deadline_s`: no deadline of them is before; the others as
+    in its `meta`."""
 
     model: str
     slo_class: str
     slo_kind: str
     waiting: int
+    first_deadline_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
     """`head`: the first group now on the virtual queue, None if it is empty; a model other than the one pulled for asks for a model swap.
     `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0; `suspect`: it is to run alone.
-    `behind`: the groups behind the head in the order of the queue, of its first `MODELS_AHEAD_GROUPS_MAX` groups."""
+    `behind`: the first groups behind the head in the order of the queue, as many as the budget asks for."""
 
     pulled: Sequence[Pulled]
     head: HeadGroup | None
     blocked_tokens: int
-    behind: tuple[GroupBehind, ...]
+    behind: tuple[GroupBehind, ...] = ()
     suspect: bool = False
-
-    @property
-    def models_ahead(self) -> tuple[str, ...]:
-        """The models of the groups behind the head in their order, each once and without the head's."""
-        head = () if self.head is None else (self.head.model,)
-        return tuple(dict.fromkeys((*head, *(group.model for group in self.behind))))[len(head) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from qlm_core.instance import UNASSIGNED, instance_of
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.dump import QueueDump, RequestDump
 from qlm_queue.values import (
-    MODELS_AHEAD_GROUPS_MAX,
     PLANNER_ROLE,
     AppliedChunk,
     Completion,
@@ -172,8 +171,9 @@ class Driver:
         """What `pull` tells of the virtual queue is what the virtual queue is after it."""
         groups = {group.group_id: group for group in self.state.groups}
         queue = next(queue for queue in self.state.virtual_queues if queue.instance == instance)
-        models = [groups[group_id].meta["model"] for group_id in queue.group_ids[:MODELS_AHEAD_GROUPS_MAX]]
-        assert outcome.models_ahead == tuple(dict.fromkeys(models))[1:]
+        models = [groups[group_id].meta["model"] for group_id in queue.group_ids]
+        behind = [(groups[group_id].meta["model"], len(groups[group_id].members)) for group_id in queue.group_ids[1:]]
+        assert [(group.model, group.waiting) for group in outcome.behind] == behind[: len(outcome.behind)]
         assert (outcome.head is None) == (not models), "pull told a head that there is not, or none where there is one"
         if outcome.head is None:
             return

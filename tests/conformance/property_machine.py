@@ -258,7 +258,7 @@ class QueueMachine(QueueWorld):
         answer=lost,
     )
     def pull(self, index: int, count: int, kv_tokens: int, aside: int, model: str, answer: str) -> None:
-        budget = PullBudget(requests_max=count, kv_tokens=kv_tokens, output_reserve_tokens=2, owned_aside=aside)
+        budget = PullBudget(requests_max=count, kv_tokens=kv_tokens, output_reserve_tokens=2, owned_aside=aside, behind_max=3 * aside)
         self.take(self.agents[index % len(self.agents)], model, budget, answer)
 
     @rule(index=pick)

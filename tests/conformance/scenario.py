@@ -34,7 +34,7 @@ from qlm_queue.values import (
 from .mirror import Mirror
 
 TTL_S = 3_600.0
-ROOMY = PullBudget(requests_max=100, kv_tokens=1_000_000, output_reserve_tokens=16)
+ROOMY = PullBudget(requests_max=100, kv_tokens=1_000_000, output_reserve_tokens=16, behind_max=32)
 CANCELLED = Result(error=ResultError(reason="CANCELLED", message="the client went")).SerializeToString()
 EXPIRED = Result(error=ResultError(reason="EXPIRED", message="nobody waits")).SerializeToString()
 FAILURE = Result(error=ResultError(reason="ATTEMPTS_EXHAUSTED", message="three times")).SerializeToString()

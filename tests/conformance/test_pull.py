@@ -11,7 +11,7 @@ import pytest
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
 from qlm_core.errors import LeaseLost
 from qlm_core.request import RequestState
-from qlm_queue.values import MODELS_AHEAD_GROUPS_MAX, Bounds, Lease, PullBudget, PullResult, RequeueCause, StepStatus
+from qlm_queue.values import BATCH_MAX, Bounds, Lease, PullBudget, PullResult, RequeueCause, StepStatus
 
 from .mirror import Mirror, live
 from .scenario import FAILURE, ROOMY, Scenario, emission, key_of, owned, placement, tokens
@@ -36,6 +36,10 @@ async def test_pull_takes_ownership_and_counts_the_attempt(scene: Scenario) -> N
     assert (found.state, found.incarnation, found.attempt, found.body) == (RequestState.RUNNING, "a/1", 1, request.body)
 
 
+def models_behind(result: PullResult) -> list[str]:
+    return [group.model for group in result.behind]
+
+
 async def test_pull_goes_through_groups_of_its_model(scene: Scenario) -> None:
     await scene.queue_up("g1", "r1", "r2")
     await scene.queue_up("g2", "r3")
@@ -44,7 +48,7 @@ async def test_pull_goes_through_groups_of_its_model(scene: Scenario) -> None:
     result = await scene.mirror("pull", scene.agent, "m", ROOMY)
     assert [request.key.request_id for request in result.pulled] == ["r1", "r2", "r3"]
     assert head_of(result) == ("other", "n", 1)
-    assert (result.blocked_tokens, result.models_ahead) == (0, ("m",))
+    assert (result.blocked_tokens, models_behind(result)) == (0, ["m"])
     last = RequestEvents.FromString((await scene.mirror("read_events", "0", 0, 100))[-1].payload).events
     assert {(event.kind, event.model) for event in last} == {(EventKind.EVENT_KIND_PULLED, "m")}
     nothing = await scene.mirror("pull", scene.agent, "m", ROOMY)
@@ -52,7 +56,7 @@ async def test_pull_goes_through_groups_of_its_model(scene: Scenario) -> None:
     assert list(await scene.pull(model="n")) == ["r4"]
     assert list(await scene.pull()) == ["r5"]
     empty = await scene.mirror("pull", scene.agent, "m", ROOMY)
-    assert (list(empty.pulled), empty.head, empty.models_ahead) == ([], None, ())
+    assert (list(empty.pulled), empty.head, list(empty.behind)) == ([], None, [])
 
 
 async def test_pull_without_a_model_tells_the_head(scene: Scenario) -> None:
@@ -63,23 +67,26 @@ async def test_pull_without_a_model_tells_the_head(scene: Scenario) -> None:
     assert (list(none.pulled), none.blocked_tokens) == ([], 0)
 
 
-async def test_pull_tells_the_head_group_and_the_models_behind_it(scene: Scenario) -> None:
+async def test_pull_reports_the_head_group_and_those_behind_it(scene: Scenario) -> None:
     for number, model in enumerate(("m", "n", "m", "o", "n", "p")):
         await scene.queue_up(f"g{number}", f"r{number}", f"s{number}", model=model)
     result = await scene.mirror("pull", scene.agent, "m", replace(ROOMY, requests_max=1))
     assert head_of(result) == ("g0", "m", 1)
     assert (result.head.waiting_prompt_tokens, result.head.meta) == (10, {"model": "m", "slo_class": "32s"})
-    assert result.models_ahead == ("n", "o", "p")
+    assert models_behind(result) == ["n", "m", "o", "n", "p"]
+    first_deadlines = {each.group_id: each.first_deadline_s for each in (await scene.mirror.real.queue.overview()).groups.values()}
+    assert [(each.waiting, each.slo_class, each.slo_kind) for each in result.behind] == [(2, "32s", "")] * 5
+    assert [each.first_deadline_s for each in result.behind] == [first_deadlines[f"g{number}"] for number in range(1, 6)]
     result = await scene.mirror("pull", scene.agent, "m", ROOMY)
-    assert (head_of(result), result.models_ahead) == (("g1", "n", 2), ("m", "o", "p"))
+    assert (head_of(result), models_behind(result)) == (("g1", "n", 2), ["m", "o", "n", "p"])
 
 
-async def test_models_are_looked_up_over_the_first_groups(scene: Scenario) -> None:
-    for number in range(MODELS_AHEAD_GROUPS_MAX + 1):
-        model = {MODELS_AHEAD_GROUPS_MAX - 1: "last", MODELS_AHEAD_GROUPS_MAX: "beyond"}.get(number, "m")
-        await scene.queue_up(f"g{number}", f"r{number}", model=model)
-    result = await scene.mirror("pull", scene.agent, "", ROOMY)
-    assert result.models_ahead == ("last",)
+async def test_as_many_groups_behind_the_head_are_reported_as_the_budget_asks_for(scene: Scenario) -> None:
+    for number in range(4):
+        await scene.queue_up(f"g{number}", f"r{number}", model=f"m{number}")
+    for behind_max, models in ((0, []), (2, ["m1", "m2"]), (BATCH_MAX + 1, ["m1", "m2", "m3"])):
+        result = await scene.mirror("pull", scene.agent, "", replace(ROOMY, behind_max=behind_max))
+        assert (head_of(result), models_behind(result)) == (("g0", "m0", 1), models)
 
 
 async def head_deadline(scene: Scenario, lease: Lease | None = None) -> float:

@@ -87,6 +87,22 @@ def test_what_must_be_served_makes_the_batch_larger() -> None:
     assert choose_batch(MISTRAL, light, 256, share=0.3) > choose_batch(MISTRAL, light, 256)
 
 
+def test_the_size_keeps_up_with_what_goes_on_coming() -> None:
+    """Four fifths of the largest throughput, for as long as the longest SLO: to postpone it would end in a late backlog. What no size can
+    keep up with decides nothing."""
+    prompt, output = WORKLOAD_PRIOR.prompt_tokens_mean, WORKLOAD_PRIOR.output_tokens_mean
+
+    def served_per_s(sequences: int) -> float:
+        return sequences / (output * step_s(MISTRAL, sequences, prompt, output))
+
+    demands = [demand(20.0, 2.0), demand(300.0, 2.0)]
+    small, most = choose_batch(MISTRAL, demands, 256), served_per_s(256)
+    assert served_per_s(small) < 0.8 * most
+    sustained = choose_batch(MISTRAL, demands, 256, sustained_per_s=[1.0, 0.8 * most])
+    assert served_per_s(sustained) == pytest.approx(0.8 * most, rel=0.05)
+    assert choose_batch(MISTRAL, demands, 256, sustained_per_s=[1.0, 1.1 * most]) == small
+
+
 def test_a_slower_engine_runs_no_more_at_once() -> None:
     light = [demand(20.0, 1.0), HOUR]
     sizes = [choose_batch(MISTRAL, light, 256, slowdown=slowdown) for slowdown in (0.5, 1.0)]
@@ -112,13 +128,22 @@ def test_in_mixed_overload_most_of_the_throughput_stays() -> None:
     batch_max=st.integers(1, 4_096),
     slowdown=st.floats(0.01, 100.0),
     share=st.floats(0.001, 1.0),
+    sustained=st.lists(st.floats(0.0, 1e4), max_size=4),
 )
 def test_the_size_is_always_one_that_the_engine_allows(
-    slos_s: list[float], rate: float, waiting: float, running: float, mean: float, batch_max: int, slowdown: float, share: float
+    slos_s: list[float],
+    rate: float,
+    waiting: float,
+    running: float,
+    mean: float,
+    batch_max: int,
+    slowdown: float,
+    share: float,
+    sustained: list[float],
 ) -> None:
     outputs = curve_of_moments(mean, mean**2)
     demands = [
         replace(demand(slo_s, rate, waiting=waiting, running=running, first_token=number % 3 == 2), outputs=outputs)
         for number, slo_s in enumerate(slos_s)
     ]
-    assert 1 <= choose_batch(MISTRAL, demands, batch_max, slowdown=slowdown, share=share) <= batch_max
+    assert 1 <= choose_batch(MISTRAL, demands, batch_max, slowdown=slowdown, share=share, sustained_per_s=sustained) <= batch_max

@@ -5,9 +5,9 @@ local function owns(record, id, incarnation, attempt)
 end
 
 -- What a virtual queue begins with: the head group (id, waiting, acceptance of its first waiting request in ms, its record) or an empty
--- table, and of the groups behind it: model, SLO class, SLO kind, how many wait.
-local function head_answer(prefix, list)
-  local gids = redis.call('LRANGE', list, 0, MODELS_AHEAD_GROUPS_MAX - 1)
+-- table, and of `behind_max` groups behind it: model, SLO class, SLO kind, first deadline, how many wait.
+local function head_answer(prefix, list, behind_max)
+  local gids = redis.call('LRANGE', list, 0, behind_max)
   if #gids == 0 then return {}, {} end
   local members, meta = group_keys(prefix, gids[1])
   local _, hash_key = read_entry(prefix, redis.call('ZRANGE', members, 0, 0)[1])
@@ -17,7 +17,7 @@ local function head_answer(prefix, list)
   local behind = {}
   for index = 2, #gids do
     local its_members, its_meta = group_keys(prefix, gids[index])
-    for _, field in ipairs(redis.call('HMGET', its_meta, 'model', 'slo_class', 'slo_kind')) do behind[#behind + 1] = field or '' end
+    for _, field in ipairs(redis.call('HMGET', its_meta, 'model', 'slo_class', 'slo_kind', 'first_deadline')) do behind[#behind + 1] = field or '' end
     behind[#behind + 1] = redis.call('ZCARD', its_members)
   end
   return head, behind
@@ -89,7 +89,7 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
 end
 
 -- args: incarnation, lease token, model, requests_max, kv tokens, output reserve, owned aside, Result of expired requests,
---       '1' where a request that has failed once may be given
+--       '1' where a request that has failed once may be given, groups behind the head to report
 -- answer: blocked tokens, head group and groups behind it (`head_answer`), '1' where the first is to run alone, then seven strings of each request, as in `live_answer` with the
 --         progress, but flat: a table for each costs the server a third of its answer
 local function pull(keys, args)
@@ -120,7 +120,7 @@ local function pull(keys, args)
     if room.paused then clear_head(batch, room, instance) end
   end
   answer[1], answer[4] = integer(room.blocked_tokens), room.suspect and '1' or ''
-  answer[2], answer[3] = head_answer(prefix, list)
+  answer[2], answer[3] = head_answer(prefix, list, tonumber(args[at + 9]))
   close_batch(batch)
   return answer
 end

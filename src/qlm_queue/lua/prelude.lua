@@ -6,7 +6,6 @@ local EVENT = { accepted = 1, pulled = 3, unpulled = 4, requeued = 5, C = 6, F =
 local UNASSIGNED = 'unassigned'
 local CONSUMER_GROUP = 'planner'
 local BATCH_MAX = 500
-local MODELS_AHEAD_GROUPS_MAX = 32
 local RECORD_BYTES = 768  -- as in bounds.py
 
 local function integer(number)

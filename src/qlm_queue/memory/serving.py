@@ -16,7 +16,6 @@ from qlm_queue.memory.step import Step
 from qlm_queue.operator_values import HELD_BACK_MAX
 from qlm_queue.values import (
     BATCH_MAX,
-    MODELS_AHEAD_GROUPS_MAX,
     Completion,
     Emission,
     GroupBehind,
@@ -72,10 +71,10 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
             break
     _clear_head(step, instance, held_back)
     step.send()
-    looked_up = [state.groups[group_id] for group_id in group_ids[:MODELS_AHEAD_GROUPS_MAX]]
+    first = [state.groups[group_id] for group_id in group_ids[: 1 + min(budget.behind_max, BATCH_MAX)]]
     return PullResult(
         pulled=pulled,
-        head=_head(state, looked_up[0]) if looked_up else None,
+        head=_head(state, first[0]) if first else None,
         blocked_tokens=blocked_tokens,
         suspect=suspect,
         behind=tuple(
@@ -84,8 +83,9 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
                 slo_class=group.meta.get("slo_class", ""),
                 slo_kind=group.meta.get("slo_kind", ""),
                 waiting=len(group.members),
+                first_deadline_s=group.first_deadline_s,
             )
-            for group in looked_up[1:]
+            for group in first[1:]
         ),
     )
 

@@ -219,8 +219,14 @@ def pull_result(keys: Keys, answer: Sequence[Any]) -> PullResult:
         blocked_tokens=int(blocked_tokens),
         suspect=suspect == b"1",
         behind=tuple(
-            GroupBehind(model=model.decode(), slo_class=slo_class.decode(), slo_kind=slo_kind.decode(), waiting=int(waiting))
-            for model, slo_class, slo_kind, waiting in zip(*[iter(behind)] * 4, strict=True)
+            GroupBehind(
+                model=model.decode(),
+                slo_class=slo_class.decode(),
+                slo_kind=slo_kind.decode(),
+                waiting=int(waiting),
+                first_deadline_s=float(first_deadline_s),
+            )
+            for model, slo_class, slo_kind, first_deadline_s, waiting in zip(*[iter(behind)] * 5, strict=True)
         ),
     )
 

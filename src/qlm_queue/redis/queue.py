@@ -242,6 +242,7 @@ class RedisQueue(RedisCalls):
             budget.owned_aside,
             EXPIRED_RESULT,
             "1" if budget.suspects else "",
+            min(budget.behind_max, BATCH_MAX),
             read=partial(answers.pull_result, self._keys),
         )
         return result

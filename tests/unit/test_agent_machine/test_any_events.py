@@ -57,7 +57,7 @@ from qlm_agent.decisions.runs import ON_GPU, ReturnCause, RunPhase
 from qlm_agent.decisions.settings import MachineSettings
 from qlm_agent.engines.port import FailureKind, FinishReason, Tier
 
-from .transcript import HARDWARE
+from .transcript import HARDWARE, waiting_groups
 
 MODELS = ("m", "n", "o")
 BATCH_MAX = 3
@@ -198,7 +198,7 @@ class AnyEvents(RuleBasedStateMachine):
             first = QueueHead(
                 group_id=f"{head}{head_due}", model=head, waiting=2, waiting_prompt_tokens=200, first_deadline_s=self.now_s + head_due
             )
-        self.feed(PullAnswered(call=call.call, pulled=tuple(runs), head=first, blocked_tokens=0, models_ahead=MODELS))
+        self.feed(PullAnswered(call=call.call, pulled=tuple(runs), head=first, blocked_tokens=0, behind=waiting_groups(*MODELS)))
 
     @rule(pick=names, outcome=outcomes)
     def answer_items(self, pick: int, outcome: Outcome) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from qlm_agent.decisions.events import ControlMessage, Message, Outcome
 
-from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, profile, pulled
+from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, profile, pulled, waiting_groups
 
 DONE = Outcome.DONE
 
@@ -159,7 +159,7 @@ def test_fewer_run_at_once_where_more_would_be_late() -> None:
     t = Transcript(batch_by_slo=True, batch_max=256, hardware=hardware)
     t.serve()
     runs = [replace(pulled(str(number), prompt=10, due=20.0 + number / 10), slo_s=20.0, slo_class="32s") for number in range(40)]
-    head = replace(group("m", prompt=10, waiting=40, due=24.0), slo_class="32s")
+    head = replace(group("m", prompt=10, waiting=10, due=24.0), slo_class="32s")
     t.at(4.0).answer_pull(*runs, head=head)
     limit = t.machine.batch_size.limit
     assert 40 < limit < 100
@@ -173,6 +173,24 @@ def test_fewer_run_at_once_where_more_would_be_late() -> None:
     assert unlimited.pull.requests_max == 100
 
 
+def test_arrivals_that_last_make_the_size_keep_up() -> None:
+    """Patient requests keep coming to groups behind the head, three a second: they can be postponed at first, and then no more."""
+    hardware = {"m": replace(profile("m", recompute_us=0.0), decode_b_ms_per_seq=0.9)}
+    t = Transcript(batch_by_slo=True, batch_max=256, hardware=hardware)
+    t.serve()
+    urgent = [replace(pulled(str(number), prompt=10, due=20.0), slo_s=20.0, slo_class="32s") for number in range(20)]
+    patient = replace(pulled("patient", prompt=10, due=300.0), slo_s=300.0, slo_class="512s")
+    head = replace(group("m", prompt=10, waiting=10, due=24.0), slo_class="32s")
+    t.at(1.0).answer_pull(*urgent, patient, head=head)
+    behind = replace(waiting_groups("m")[0], slo_class="512s")
+    sizes = []
+    for second in range(2, 300):
+        t.machine.batch_size.choose(float(second), "m", head, [replace(behind, waiting=3 * second)])
+        sizes.append(t.machine.batch_size.limit)
+    assert sizes[20] < 40
+    assert sizes[-1] > 60
+
+
 def test_a_size_is_reported_once_it_is_another_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [100]
     monkeypatch.setattr("qlm_agent.decisions.batch_size.choose_batch", lambda *demands, **settings: chosen[-1])
@@ -181,7 +199,7 @@ def test_a_size_is_reported_once_it_is_another_by_a_quarter(monkeypatch: pytest.
     reported = []
     for size, model in ((100, "m"), (124, "m"), (81, "m"), (125, "m"), (101, "m"), (100, "m"), (99, "n")):
         chosen.append(size)
-        t.machine.batch_size.choose(100.0 + len(chosen), model, None)
+        t.machine.batch_size.choose(100.0 + 10.0 * len(chosen), model, None, ())
         reported.append(t.machine.batch_reported)
     assert reported == [100, 100, 100, 125, 125, 100, 99], "another model's is reported at once"
 

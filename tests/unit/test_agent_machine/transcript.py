@@ -45,6 +45,7 @@ from qlm_agent.decisions.events import (
     RunsOffloaded,
     RunsRestored,
     TimePassed,
+    WaitingGroup,
 )
 from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.decisions.settings import MachineSettings
@@ -106,6 +107,11 @@ def pulled(
         resumable=resumable,
         displacements=displacements,
     )
+
+
+def waiting_groups(*models: str) -> tuple[WaitingGroup, ...]:
+    """Groups behind the head, of one request each."""
+    return tuple(WaitingGroup(model=model, slo_class="64s", first_token=False, waiting=1, first_deadline_s=1e9) for model in models)
 
 
 def group(
@@ -192,7 +198,7 @@ class Transcript:
         """`head`: its model will do where nothing else matters."""
         found = (group(head) if head else None) if isinstance(head, str) else head
         call = self.calls.pop("pull")
-        return self.step(PullAnswered(call=call, pulled=runs, head=found, blocked_tokens=blocked, models_ahead=ahead))
+        return self.step(PullAnswered(call=call, pulled=runs, head=found, blocked_tokens=blocked, behind=waiting_groups(*ahead)))
 
     def offloaded(self, *names: str, asked: tuple[str, ...] = ()) -> list[str]:
         """The engine moved the KV of these, of those `asked` (all of them where none is named)."""

@@ -35,7 +35,7 @@ class Deregister:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """See `qlm_queue.values.PullBudget`. `model` "": read the head only."""
+    """See `qlm_queue.values.PullBudget`. `model` "": read the head only; `behind`: also the groups behind it."""
 
     call: int
     model: str
@@ -44,6 +44,7 @@ class Pull:
     output_reserve_tokens: int
     owned_aside: int
     suspects: bool = False
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

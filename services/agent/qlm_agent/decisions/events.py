@@ -57,18 +57,20 @@ class PulledRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingGroup:
-    """A group of the virtual queue: a model, the class and kind of its SLO ("p<priority>" for a strict priority), requests that wait."""
+    """A group of the virtual queue: a model, the class and kind of its SLO ("p<priority>" for a strict priority), requests that wait, and a
+    bound that no deadline of them is before."""
 
     model: str
     slo_class: str
     first_token: bool
     waiting: int
+    first_deadline_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueHead:
     """The first group of the virtual queue (`qlm_queue.values.HeadGroup`). `first_deadline_s`, `first_token`, `priority`: as in PulledRun,
-    of its first waiting request. `behind`: the groups behind it in order, as far as the pull read them."""
+    of its first waiting request."""
 
     group_id: str
     model: str
@@ -78,7 +80,6 @@ class QueueHead:
     first_token: bool = False
     priority: int | None = None
     slo_class: str = ""
-    behind: tuple[WaitingGroup, ...] = ()
 
 
 # The server -----------------------------------------------------------------------------------------------------------
@@ -99,13 +100,13 @@ class LeaseLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullAnswered:
-    """`head`, `blocked_tokens`, `models_ahead` and `suspect` as in `qlm_queue.values.PullResult`."""
+    """As `qlm_queue.values.PullResult`; `behind` is None where the pull did not ask."""
 
     call: int
     pulled: tuple[PulledRun, ...]
     head: QueueHead | None
     blocked_tokens: int
-    models_ahead: tuple[str, ...] = ()
+    behind: tuple[WaitingGroup, ...] | None = None
     suspect: bool = False
 
 

@@ -319,7 +319,7 @@ class AgentMachine:
 
     def _decide_service(self, now_s: float, effects: list[Effect]) -> None:
         model_swap, pull = self.model_swap, self.pull
-        self.batch_size.choose(now_s, model_swap.active, pull.head)
+        self.batch_size.choose(now_s, model_swap.active, pull.head, pull.behind)
         head = pull.head if pull.head is not None and pull.head.model in self._settings.models else None
         urgency = None if head is None else self.eviction.head_urgency(head)
         if not self.paused and not model_swap.swapping_to and pull.head_is_fresh:
@@ -328,7 +328,7 @@ class AgentMachine:
             effects += self.restore.decide(now_s, urgency, model_swap.active, model_swap.kv_capacity_tokens)
         # An offloaded run that precedes the head needs the room, or its model: nothing is pulled.
         first = self.restore.first(now_s, urgency)
-        models = [*([first.model] if first else []), *([head.model] if head else []), *pull.models_ahead]
+        models = [*([first.model] if first else []), *([head.model] if head else []), *(group.model for group in pull.behind)]
         if not models and not model_swap.active and len(self._settings.models) == 1:
             models = list(self._settings.models)  # without it this is no place for a request that cannot wait for the load
         if not models and model_swap.failing:

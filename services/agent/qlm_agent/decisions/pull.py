@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from qlm_agent.decisions.batch_size import BatchSize
 from qlm_agent.decisions.delivery import Delivery
 from qlm_agent.decisions.effects import Effect, Pull, ReadOwned, StartRun
-from qlm_agent.decisions.events import PullAnswered, PulledRun, QueueHead
+from qlm_agent.decisions.events import PullAnswered, PulledRun, QueueHead, WaitingGroup
 from qlm_agent.decisions.expectations import Expectations
 from qlm_agent.decisions.model_swap import ModelSwapControl
 from qlm_agent.decisions.registration import ServerLink
@@ -27,6 +27,9 @@ from qlm_core.preemption import Urgency
 
 PULL_MAX = 100
 """Most requests of one pull: a longer script would hold up the server for everybody."""
+
+BEHIND_EVERY_S = 1.0
+"""The groups behind the head are read so often at most: what they decide, the batch size and models to warm, takes longer to show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class _Call:
 
 
 class PullControl:
-    """`head`: the first group of the virtual queue when it was last seen, None if it was empty; `models_ahead`: of the groups behind it."""
+    """`head`: the first group of the virtual queue when it was last seen, None if it was empty; `behind`: those behind it, when they were
+    last read."""
 
     def __init__(
         self, settings: MachineSettings, runs: RunTable, link: ServerLink, expectations: Expectations, batch_size: BatchSize
@@ -63,7 +67,8 @@ class PullControl:
         self._suspect = False  # the first request of the head is to run alone
         self.blocked_tokens = 0  # KV that the first request of the head needs, 0 where it was not said
         self.head: QueueHead | None = None
-        self.models_ahead: tuple[str, ...] = ()
+        self.behind: tuple[WaitingGroup, ...] = ()
+        self._behind_at_s = now_s  # when they are read again
         self._next_group = ""  # that stood behind the last pulled request
         self._poll_at_s = now_s + self._settings.poll_s
         self._check_at_s = now_s + self._settings.owned_check_s
@@ -130,7 +135,8 @@ class PullControl:
             return False
         call, self._call = self._call, None
         self.head = answer.head
-        self.models_ahead = answer.models_ahead
+        if answer.behind is not None or answer.head is None:
+            self.behind = answer.behind or ()
         if answer.pulled:
             self._next_group = "" if answer.head is None else answer.head.group_id
         self._head_stale = call.signals != self._signals
@@ -177,11 +183,11 @@ class PullControl:
             return [ReadOwned(call=self._owned_call)]
         if not may_pull:
             return []
-        if may_take and self._more and active_model and (pull := self._pull_what_fits(active_model, kv_capacity_tokens)) is not None:
+        if may_take and self._more and active_model and (pull := self._pull_what_fits(now_s, active_model, kv_capacity_tokens)) is not None:
             return [pull]
-        return [self._pull("", 0, 0)] if self._head_stale else []
+        return [self._pull(now_s, "", 0, 0)] if self._head_stale else []
 
-    def _pull_what_fits(self, model: str, kv_capacity_tokens: int) -> Pull | None:
+    def _pull_what_fits(self, now_s: float, model: str, kv_capacity_tokens: int) -> Pull | None:
         takes_suspect = self._runs.takes_suspect
         if self._runs.has_suspect or (self._suspect and not takes_suspect):
             return None
@@ -193,7 +199,7 @@ class PullControl:
         requests, kv_tokens = min(PULL_MAX, seats), max(0, kv_tokens)
         first = self._runs.running == 0 and (kv_tokens > 0 or not self._runs.others_kv_tokens)
         fits = first or kv_tokens >= max(1, self.blocked_tokens)
-        return self._pull(model, requests, kv_tokens) if requests > 0 and fits else None
+        return self._pull(now_s, model, requests, kv_tokens) if requests > 0 and fits else None
 
     def _room(self, kv_capacity_tokens: int) -> tuple[int, int]:
         """Seats and KV for more runs. First tokens do not wait for the seats that the SLOs of others keep free."""
@@ -203,8 +209,10 @@ class PullControl:
             seats = max(seats, min(head.waiting, self._runs.room(self._settings.batch_max, kv_capacity_tokens)[0]))
         return seats, kv_tokens
 
-    def _pull(self, model: str, requests: int, kv_tokens: int) -> Pull:
-        number = self._link.next_call()
+    def _pull(self, now_s: float, model: str, requests: int, kv_tokens: int) -> Pull:
+        number, behind = self._link.next_call(), now_s >= self._behind_at_s
+        if behind:
+            self._behind_at_s = now_s + BEHIND_EVERY_S
         self._call = _Call(number, model, self._signals)
         return Pull(
             call=number,
@@ -214,6 +222,7 @@ class PullControl:
             output_reserve_tokens=self._expectations.output_tokens(model),
             owned_aside=len(self._runs) - self._runs.running,
             suspects=self._runs.running > 0 and self._runs.takes_suspect,
+            behind=behind,
         )
 
 

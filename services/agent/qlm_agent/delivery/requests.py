@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -79,9 +78,8 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
     )
 
 
-def read_head(head: HeadGroup | None, behind: Sequence[GroupBehind] = ()) -> QueueHead | None:
-    """The machine's view of the head of the virtual queue, with the groups behind it. A group whose record lacks its SLO has no
-    deadline."""
+def read_head(head: HeadGroup | None) -> QueueHead | None:
+    """The machine's view of the head of the virtual queue. A group whose record lacks its SLO has no deadline."""
     if head is None:
         return None
     meta = head.meta
@@ -95,15 +93,16 @@ def read_head(head: HeadGroup | None, behind: Sequence[GroupBehind] = ()) -> Que
         first_token=meta.get("slo_kind") == SloKind.FIRST_TOKEN,
         priority=int(priority) if priority.removeprefix("-").isdecimal() else None,
         slo_class=meta.get("slo_class", ""),
-        behind=tuple(
-            WaitingGroup(
-                model=group.model,
-                slo_class=group.slo_class,
-                first_token=group.slo_kind == SloKind.FIRST_TOKEN,
-                waiting=group.waiting,
-            )
-            for group in behind
-        ),
+    )
+
+
+def read_behind(group: GroupBehind) -> WaitingGroup:
+    return WaitingGroup(
+        model=group.model,
+        slo_class=group.slo_class,
+        first_token=group.slo_kind == SloKind.FIRST_TOKEN,
+        waiting=group.waiting,
+        first_deadline_s=group.first_deadline_s,
     )
 
 

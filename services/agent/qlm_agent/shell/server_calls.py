@@ -12,7 +12,7 @@ from qlm_agent.decisions.effects import Complete, Deregister, Describe, Emit, Gi
 from qlm_agent.decisions.events import CallAnswered, Event, ItemsAnswered, Outcome, OwnedAnswered, PullAnswered, PulledRun, RegisterAnswer
 from qlm_agent.decisions.runs import ReturnCause
 from qlm_agent.delivery.held_run import HeldOutput, HeldRun, run_id_of
-from qlm_agent.delivery.requests import pulled_run, read_head, read_pulled
+from qlm_agent.delivery.requests import pulled_run, read_behind, read_head, read_pulled
 from qlm_agent.delivery.results import completion_of, failure_result
 from qlm_agent.telemetry.metrics import AgentTelemetry
 from qlm_core.errors import Unavailable
@@ -181,14 +181,15 @@ class ServerCalls:
             output_reserve_tokens=effect.output_reserve_tokens,
             owned_aside=effect.owned_aside,
             suspects=effect.suspects,
+            behind_max=BATCH_MAX if effect.behind else 0,
         )
         result = await self._queue.pull(self.keeper.lease, effect.model, budget)
         return PullAnswered(
             call=effect.call,
             pulled=self._take(result.pulled, began_s),
-            head=read_head(result.head, result.behind),
+            head=read_head(result.head),
             blocked_tokens=result.blocked_tokens,
-            models_ahead=result.models_ahead,
+            behind=tuple(map(read_behind, result.behind)) if effect.behind else None,
             suspect=result.suspect,
         )
 
