@@ -139,7 +139,7 @@ class BatchSize:
         slos_s = {key: shortest_slo_s(key[1]) for key in arrived}
         for name, slo_s in {(key[0], own_s) for key, own_s in slos_s.items()}:
             new = sum(self._counted[1][key] - counted.get(key, 0) for key, own_s in slos_s.items() if key[0] == name and own_s <= slo_s)
-            kept = math.exp((counted_s - now_s) / slo_s) * self._sustained.get((name, slo_s), 0.0)
+            kept = math.exp(min(0.0, counted_s - now_s) / slo_s) * self._sustained.get((name, slo_s), 0.0)
             self._sustained[name, slo_s] = kept + new / slo_s
         return [rate for (name, _), rate in self._sustained.items() if name == model]
 
