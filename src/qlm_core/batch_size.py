@@ -9,8 +9,8 @@ with F_k the distribution of the class's outputs, P_k its prefill and d(n) the s
 count, not slack: a limit that falls as requests wait would make them wait longer. Requests that are late already count for throughput
 alone, so where nobody is at risk, or all are late and no more come, the largest batch is chosen.
 
-What is postponed is served in the end, and by then it is as urgent as the rest. So for each SLO the size keeps up with the arrivals that
-have no more time than it, as long as they last (the processor demand criterion: Baruah, Rosier, Howell, 1990), if any size can.
+Postponed requests are served in the end, and become as urgent as the rest. So for each SLO the size keeps up with the lasting arrivals of
+all classes with no longer SLO, if any size can (the processor demand criterion: Baruah, Rosier, Howell, 1990).
 """
 
 from __future__ import annotations

@@ -173,8 +173,20 @@ def test_fewer_run_at_once_where_more_would_be_late() -> None:
     assert unlimited.pull.requests_max == 100
 
 
+def test_groups_behind_the_head_are_read_once_a_second() -> None:
+    t = Transcript()
+    t.serve()
+    asked = []
+    for tenth in range(1, 31):
+        t.at(0.1 * tenth).answer_pull(head="m")
+        t.step(ControlMessage(message=Message.HEAD_CHANGED))
+        assert t.pull is not None
+        asked.append(t.pull.behind)
+    assert sum(asked) in (2, 3)
+
+
 def test_arrivals_that_last_make_the_size_keep_up() -> None:
-    """Patient requests keep coming to groups behind the head, three a second: they can be postponed at first, and then no more."""
+    """Four patient requests a second keep coming, and few wait: at first they can be postponed, and in the end not."""
     hardware = {"m": replace(profile("m", recompute_us=0.0), decode_b_ms_per_seq=0.9)}
     t = Transcript(batch_by_slo=True, batch_max=256, hardware=hardware)
     t.serve()
@@ -184,8 +196,12 @@ def test_arrivals_that_last_make_the_size_keep_up() -> None:
     t.at(1.0).answer_pull(*urgent, patient, head=head)
     behind = replace(waiting_groups("m")[0], slo_class="512s")
     sizes = []
-    for second in range(2, 300):
-        t.machine.batch_size.choose(float(second), "m", head, [replace(behind, waiting=3 * second)])
+    for second in range(2, 900):
+        for run in (urgent[0], *[patient] * 4):
+            t.machine.batch_size.record_pull(run)
+        t.machine.batch_size.choose(
+            float(second), "m", replace(head, waiting=1, first_deadline_s=second + 20.0), [replace(behind, waiting=3)]
+        )
         sizes.append(t.machine.batch_size.limit)
     assert sizes[20] < 40
     assert sizes[-1] > 60

@@ -204,8 +204,8 @@ def test_an_instance_that_just_came_is_waited_for() -> None:
 
 
 def test_an_event_that_comes_again_counts_once(driver: Driver) -> None:
-    told = driver.operation(SWAPPED_WARM, 1.0, 2.0)
-    driver.report_operation(told)
+    operation = driver.operation(SWAPPED_WARM, 1.0, 2.0)
+    driver.report_operation(operation)
     assert learned(driver).swap_warm.samples == 1
     assert driver.machine.counts.repeated == 1
 
