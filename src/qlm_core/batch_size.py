@@ -1,108 +1,261 @@
 """How many requests an engine runs at once: the batch as a decision (design, "One model of an engine").
 
 A step takes `a + n (b + c context)` and the prefills of those that join, so a larger batch serves more requests a second and makes each of
-them slower. Of the sizes that the engine allows, the one is chosen that serves most requests a second in time:
+them slower. Sizes are compared by rollouts, as in model predictive control: from the requests that run and wait, the engine's next
+`HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
+the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do.
 
-    max over n of  sum over classes k of  served_k(n) F_k((SLO_SHARE x SLO_k - P_k) / d(n)),   sum of served_k(n) <= n / (O d(n))
-
-with F_k the distribution of the class's outputs, P_k its prefill and d(n) the step. The most urgent classes are served first. Whole SLOs
-count, not slack: a limit that falls as requests wait would make them wait longer. Requests that are late already count for throughput
-alone, so where nobody is at risk, or all are late and no more come, the largest batch is chosen.
-
-Postponed requests are served in the end, and become as urgent as the rest. So for each SLO the size keeps up with the lasting arrivals of
-all classes with no longer SLO, if any size can (the processor demand criterion: Baruah, Rosier, Howell, 1990).
+Each choice draws one course of events and compares the size with its neighbours and the largest one on it. Advantages are averaged over
+about `CHOICES_KEPT` choices, and the size moves to the best: one course says little, and a size that moves with each of them serves nobody.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
+from heapq import heapify, heappop, heappush
+from random import Random
 
 from qlm_core.length_curve import LengthCurve
-from qlm_core.normal_arrays import Floats
 from qlm_core.profile import HardwareProfile
 
-SLO_SHARE = 0.9
-"""Of the SLO, the time that serving may take; the rest is for waiting, and for a step that is slower than predicted."""
+SIZES_PER_DOUBLING = 3
+"""Sizes that are compared differ by a quarter."""
 
-SIZES = 48
-"""Sizes that are compared, evenly spaced by ratio: they differ by 12% at the most."""
+HORIZON_OUTPUTS = 2.0
+"""Requests that arrive within so many mean outputs in the largest batch count. Others go on arriving for as long again: else a queue that
+grows would cost nothing."""
 
-ENOUGH = 0.98
-"""The largest size with so much of the best one's value is chosen: near the optimum a little less in time buys much throughput, which a
-burst needs."""
+REQUESTS_MAX = 512
+"""Most requests of a course; of more, each stands for several, and a seat for as many."""
+
+CHOICES_KEPT = 8
+"""Choices over which advantages are averaged."""
 
 THROUGHPUT_SHARE = 1e-3
-"""Weight of a request served at all beside one served in time: it decides where the latter are equal."""
+"""Weight of the throughput, relative to the largest, beside the share of requests in time: it decides where the latter are equal."""
 
-POSTPONED_FROM = 2.0
-"""A class whose SLO is so many times the time of an output in the largest batch can be postponed: its waiting requests count, so that half
-of their SLO is left, and its arrivals do not."""
+NOT_COUNTED = -math.inf
+"""Deadline of a request of a course that takes a seat and does not count."""
+
+QUANTILES = 64
+"""Output lengths are drawn from so many equally likely ones of the class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassDemand:
     """Requests of one model and SLO class on an instance. `slo_s` > 0: infinite for those without a deadline; `first_token`: it bounds the
-    first token. `arrivals_per_s`: that come to the instance; `waiting`: now, that can still be in time; `running`: now.
-    `prompt_tokens`: of one, on average."""
+    first token. `arrivals_per_s`: that come to the instance. `running`: produced tokens and seconds to the deadline of each that runs;
+    `waiting`: seconds to the first deadline and number of requests of each group. `prompt_tokens`: of one, on average."""
 
     slo_s: float
     first_token: bool
     arrivals_per_s: float
-    waiting: float
-    running: float
+    running: Sequence[tuple[float, float]]
+    waiting: Sequence[tuple[float, int]]
     prompt_tokens: float
     outputs: LengthCurve
 
-    def rate_per_s(self, postponed_from_s: float) -> float:
-        """Requests that have to start each second so that all are in time."""
-        if self.slo_s > postponed_from_s:
-            return 2.0 * self.waiting / self.slo_s
-        return self.arrivals_per_s + self.waiting / self.slo_s
+    @property
+    def requests(self) -> float:
+        return len(self.running) + sum(count for _, count in self.waiting)
+
+
+@dataclass(slots=True)
+class _Gain:
+    """What a size brings beside the present one, over the last choices: mean, variance and number."""
+
+    mean: float = 0.0
+    variance: float = 0.0
+    choices: int = 0
+
+    def add(self, gain: float) -> None:
+        self.choices = min(self.choices + 1, CHOICES_KEPT)
+        over = gain - self.mean
+        self.mean += over / self.choices
+        self.variance += (over * (gain - self.mean) - self.variance) / self.choices
+
+    @property
+    def stands_out(self) -> bool:
+        """The mean is above zero by more than its standard error."""
+        return self.choices > 1 and self.mean > math.sqrt(self.variance / (self.choices - 1))
+
+    @property
+    def is_none(self) -> bool:
+        return self.mean == self.variance == 0.0
+
+
+class BatchChoice:
+    """The size of the batch of one model on one instance: `size`, at first `batch_max` >= 1, which is the largest. Draws come from the
+    number of the choice, so equal calls have equal results."""
+
+    def __init__(self, batch_max: int) -> None:
+        self._sizes = sizes(batch_max)
+        self._at = len(self._sizes) - 1
+        self._gains: dict[int, _Gain] = {}
+        self._choices = 0
+
+    @property
+    def size(self) -> int:
+        return self._sizes[self._at]
+
+    def choose(self, hardware: HardwareProfile, demands: Sequence[ClassDemand], *, slowdown: float = 1.0, share: float = 1.0) -> int:
+        """Chooses again. `slowdown`: measured steps over those of the profile; `share` in (0, 1]: of the engine's time, that it has for
+        these classes beside other models that wait. Costs O(REQUESTS_MAX)."""
+        last = len(self._sizes) - 1
+        if all(each.first_token or each.slo_s == math.inf for each in demands):
+            self._at, self._gains = last, {}
+            return self.size
+        self._choices += 1
+        course = _course(Random(self._choices), hardware, demands, self._sizes[-1], slowdown, share)
+        value, peak = course.value(self.size)
+        # Sizes between the most that run and the size make no difference.
+        below = max(0, bisect_left(self._sizes, min(peak, self.size)) - 1)
+        half = max(0, below + 1 - SIZES_PER_DOUBLING)
+        for index in {half, below, min(last, self._at + 1), last} - {self._at}:
+            self._gains.setdefault(index, _Gain()).add(course.value(self._sizes[index])[0] - value)
+        sure = [index for index, gain in self._gains.items() if gain.stands_out or (gain.is_none and index > self._at)]
+        if sure:
+            best = max(sure, key=lambda index: (self._gains[index].mean, index))
+            gain = self._gains.pop(best)
+            for each in self._gains.values():
+                each.mean -= gain.mean
+            gain.mean = -gain.mean
+            self._gains[self._at], self._at = gain, best
+        return self.size
 
 
 @lru_cache(maxsize=64)
 def sizes(batch_max: int) -> tuple[int, ...]:
     """Batch sizes that are compared, ascending, the last one `batch_max` >= 1."""
-    return tuple(sorted({round(size) for size in np.geomspace(1.0, batch_max, SIZES)} | {batch_max}))
+    steps = math.floor(SIZES_PER_DOUBLING * math.log2(batch_max))
+    return tuple(sorted({round(batch_max * 2 ** (-step / SIZES_PER_DOUBLING)) for step in range(steps + 1)} | {1}))
 
 
-def choose_batch(
-    hardware: HardwareProfile,
-    demands: Sequence[ClassDemand],
-    batch_max: int,
-    *,
-    slowdown: float = 1.0,
-    share: float = 1.0,
-    sustained_per_s: Sequence[float] = (),
-) -> int:
-    """The most requests to run at once, at most `batch_max`. `slowdown`: measured steps over those of the profile; `share`: of the engine's
-    time, that it has for these classes beside other models that wait; `sustained_per_s`: for each SLO the arrivals over its time of the
-    classes that have no more. Costs O(classes)."""
-    if all(each.first_token or each.slo_s == np.inf for each in demands):
-        return batch_max
-    grid = np.array(sizes(batch_max), dtype=np.float64)
-    present = np.array([each.running + each.waiting for each in demands])
-    mix = present / present.sum() if present.any() else np.full(len(demands), 1.0 / len(demands))
-    step_s, prefill_s, output = _steps(hardware, demands, mix, grid)
-    step_s *= slowdown
-    postponed_from_s = POSTPONED_FROM * output * float(step_s[-1])
-    capacity = share * grid / (output * step_s)
-    left, value = capacity.copy(), THROUGHPUT_SHARE * capacity
-    for demand, own_s in sorted(zip(demands, prefill_s, strict=True), key=lambda each: each[0].slo_s):
-        served = np.minimum(demand.rate_per_s(postponed_from_s), left)
-        left -= served
-        value += served * _in_time(demand, slowdown * own_s, step_s)
-    floor_per_s = max((rate for rate in sustained_per_s if rate <= capacity.max()), default=0.0)
-    value[capacity < floor_per_s] = 0.0
-    return int(grid[np.flatnonzero(value >= ENOUGH * value.max())[-1]])
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What comes to the engine. `running`: a heap of tokens to the end and seconds to the deadline; `arrivals`, in their order: seconds,
+    deadline, tokens, expected tokens and prefill seconds of each request, and whether its deadline bounds the first token; `horizon_s`:
+    those until then count. `seat_s`: what a sequence adds to a step; `thinned`: requests that each of these stands for; `seats_max`: those
+    that have room in KV."""
+
+    running: list[tuple[float, float]]
+    arrivals: list[tuple[float, float, float, float, float, bool]]
+    horizon_s: float
+    base_s: float
+    seat_s: float
+    thinned: float
+    seats_max: float
+
+    def value(self, size: int) -> tuple[float, float]:
+        """The share of requests that end in time if at most `size` run at once, and a little for the throughput; and the most that run at
+        once. First tokens do not wait for seats that the size keeps free; requests that are expected to be late wait for all
+        others."""
+        limit = max(1.0, min(size, self.seats_max) / self.thinned)
+        most = max(1.0, self.seats_max / self.thinned)
+        arrivals, base_s, seat_s = self.arrivals, self.base_s, self.seat_s
+        seats, waiting, late = self.running.copy(), list[tuple[float, int]](), list[int]()
+        now_s = clock = 0.0
+        come, total, in_time, peak = 0, len(arrivals), 0, 0
+        counted = bisect_left(arrivals, (self.horizon_s,))
+        requests = unsettled = counted + sum(due_s != NOT_COUNTED for _, due_s in seats)
+        while unsettled:
+            while come < total and arrivals[come][0] <= now_s:
+                heappush(waiting, (arrivals[come][1], come))
+                come += 1
+            while waiting:
+                due_s, index = waiting[0]
+                _, _, tokens, expected, prefill_s, first_token = arrivals[index]
+                token_s = base_s + seat_s * (len(seats) + 1)
+                if now_s + prefill_s + (token_s if first_token else expected * token_s) > due_s:
+                    late.append(index)
+                    unsettled -= index < counted
+                elif len(seats) < limit or (first_token and len(seats) < most):
+                    if first_token and index < counted:
+                        in_time += 1
+                        unsettled -= 1
+                    heappush(seats, (clock + tokens, NOT_COUNTED if first_token or index >= counted else due_s - prefill_s))
+                else:
+                    break
+                heappop(waiting)
+            while late and len(seats) < limit:
+                heappush(seats, (clock + arrivals[late.pop()][2], NOT_COUNTED))
+            if not seats:
+                if come == total:
+                    break
+                now_s = arrivals[come][0]
+                continue
+            peak = max(peak, len(seats))
+            token_s = base_s + seat_s * len(seats)
+            end_s = now_s + (seats[0][0] - clock) * token_s
+            if come < total and arrivals[come][0] < end_s:
+                clock += (arrivals[come][0] - now_s) / token_s
+                now_s = arrivals[come][0]
+            else:
+                clock, due_s = heappop(seats)
+                now_s = end_s
+                if due_s != NOT_COUNTED:
+                    in_time += now_s <= due_s
+                    unsettled -= 1
+        throughput = (base_s / most + seat_s) / (base_s / max(1, min(limit, peak)) + seat_s)
+        return in_time / max(1, requests) + THROUGHPUT_SHARE * throughput, peak * self.thinned
+
+
+def _course(
+    chance: Random, hardware: HardwareProfile, demands: Sequence[ClassDemand], batch_max: int, slowdown: float, share: float
+) -> _Course:
+    counts = [each.requests for each in demands]
+    weights = counts if sum(counts) else [1.0] * len(demands)
+    outputs = [each.outputs.output_tokens.mean for each in demands]
+    # A request takes a seat for as many steps as it makes tokens.
+    seats = [weight * output for weight, output in zip(weights, outputs, strict=True)]
+    each_s = [_sequence_s(hardware, each.prompt_tokens, output) for each, output in zip(demands, outputs, strict=True)]
+    held = [each.prompt_tokens + 0.5 * output for each, output in zip(demands, outputs, strict=True)]
+    seat_s = slowdown * _mean(each_s, seats)
+    base_s = slowdown * hardware.decode_step_s(0.0, 0.0)
+    seats_max = max(1.0, min(batch_max, hardware.kv_capacity_tokens / _mean(held, seats)))
+    horizon_s = HORIZON_OUTPUTS * _mean(outputs, weights) * (base_s + seat_s * seats_max)
+    thinned = max(1.0, (sum(counts) + 2.0 * horizon_s * sum(each.arrivals_per_s for each in demands) / share) / REQUESTS_MAX)
+    running, arrivals = [], []
+    for demand in demands:
+        lengths = _lengths(demand.outputs)
+        expected = lengths[QUANTILES // 2]
+        prefill_s = slowdown * hardware.prefill_work_s(demand.prompt_tokens, demand.prompt_tokens * demand.prompt_tokens)
+        for produced, due_s in demand.running:
+            if thinned == 1.0 or chance.random() * thinned < 1.0:
+                above = bisect_right(lengths, produced)
+                left = lengths[int(above + chance.random() * (QUANTILES - above))] - produced if above < QUANTILES else 0.5 * produced
+                running.append((left, NOT_COUNTED if demand.first_token else due_s))
+        comes = [(0.0, due_s) for due_s, count in demand.waiting for _ in range(count) if thinned == 1.0 or chance.random() * thinned < 1.0]
+        rate_per_s = demand.arrivals_per_s / share / thinned
+        at_s = chance.expovariate(rate_per_s) if rate_per_s > 0.0 else math.inf
+        while at_s < 2.0 * horizon_s:
+            comes.append((at_s, at_s + demand.slo_s))
+            at_s += chance.expovariate(rate_per_s)
+        arrivals += [
+            (at_s, due_s, lengths[int(QUANTILES * chance.random())], expected, prefill_s, demand.first_token) for at_s, due_s in comes
+        ]
+    heapify(running)
+    arrivals.sort()
+    return _Course(running, arrivals, horizon_s, base_s, seat_s * thinned, thinned, seats_max)
+
+
+@lru_cache(maxsize=256)
+def _lengths(outputs: LengthCurve) -> list[float]:
+    """Equally likely output lengths, ascending."""
+    return [outputs.quantile((number + 0.5) / QUANTILES) for number in range(QUANTILES)]
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
 def step_s(hardware: HardwareProfile, sequences: float, prompt_tokens: float, output_tokens: float) -> float:
-    """Seconds of a step of so many sequences, the prefills of those that take their places shared among the steps: d(n) of the module."""
+    """Seconds of a step of so many sequences, the prefills of those that take their places shared among the steps: `a + n (b + c context)`
+    of the module."""
     return hardware.decode_step_s(0.0, 0.0) + sequences * _sequence_s(hardware, prompt_tokens, output_tokens)
 
 
@@ -110,24 +263,3 @@ def _sequence_s(hardware: HardwareProfile, prompt_tokens: float, output_tokens: 
     """What a sequence adds to each step. It holds its prompt and half of its output on average."""
     decode_s = hardware.decode_step_s(1.0, prompt_tokens + 0.5 * output_tokens) - hardware.decode_step_s(0.0, 0.0)
     return decode_s + hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens) / output_tokens
-
-
-def _steps(hardware: HardwareProfile, demands: Sequence[ClassDemand], share: Floats, grid: Floats) -> tuple[Floats, list[float], float]:
-    """Seconds of a step of each size, seconds of a prefill of each class, and the mean output of a request. `share` [classes]: of the
-    requests."""
-    outputs = np.array([each.outputs.output_tokens.mean for each in demands])
-    prompts = [each.prompt_tokens for each in demands]
-    # A request takes a seat for as many steps as it makes tokens.
-    seats = share * outputs
-    each_s = np.array([_sequence_s(hardware, prompt, output) for prompt, output in zip(prompts, outputs.tolist(), strict=True)])
-    sequence_s = float(seats @ each_s) / float(seats.sum())
-    prefill_s = [hardware.prefill_work_s(prompt, prompt * prompt) for prompt in prompts]
-    return hardware.decode_step_s(0.0, 0.0) + grid * sequence_s, prefill_s, float(seats.sum())
-
-
-def _in_time(demand: ClassDemand, prefill_s: float, step_s: Floats) -> Floats:
-    """The share of a class that ends within its SLO, by the size of the batch."""
-    left_s = SLO_SHARE * demand.slo_s - prefill_s
-    if demand.first_token or demand.slo_s == np.inf:
-        return np.where(step_s < left_s, 1.0, 0.0)
-    return 1.0 - demand.outputs.survival_of(left_s / step_s)

@@ -154,23 +154,34 @@ def test_what_is_owned_is_compared_now_and_then() -> None:
 
 
 def test_fewer_run_at_once_where_more_would_be_late() -> None:
-    """Outputs of 213 tokens, ten a second, due within 20 s: each of 100 at once would take 20 s, 0.9 ms a step for each of them."""
+    """Outputs of 213 tokens, due within 20 s, six a second and ten waiting: each of 100 at once would take 20 s, 0.9 ms a step for each of
+    them."""
     hardware = {"m": replace(profile("m", recompute_us=0.0), decode_b_ms_per_seq=0.9)}
-    t = Transcript(batch_by_slo=True, batch_max=256, hardware=hardware)
-    t.serve()
     runs = [replace(pulled(str(number), prompt=10, due=20.0 + number / 10), slo_s=20.0, slo_class="32s") for number in range(40)]
     head = replace(group("m", prompt=10, waiting=10, due=24.0), slo_class="32s")
-    t.at(4.0).answer_pull(*runs, head=head)
-    limit = t.machine.batch_size.limit
-    assert 40 < limit < 100
+    patient = replace(waiting_groups("m")[0], slo_class="4096s", waiting=100, first_deadline_s=3_000.0)
+
+    def limit(*, batch_by_slo: bool) -> int:
+        t = Transcript(batch_by_slo=batch_by_slo, batch_max=256, hardware=hardware)
+        t.serve()
+        t.at(4.0).answer_pull(*runs, head=head)
+        for second in range(5, 60):
+            for run in runs[:6]:
+                t.machine.batch_size.record_pull(run)
+            t.machine.batch_size.choose(float(second), "m", replace(head, first_deadline_s=second + 12.0), [patient])
+        return t.machine.batch_size.limit
+
+    assert limit(batch_by_slo=True) < 100
+    assert limit(batch_by_slo=False) == 256
+
+
+def test_the_limit_bounds_a_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qlm_agent.decisions.batch_size.BatchChoice.choose", lambda *demands, **settings: 60)
+    t = Transcript(batch_by_slo=True, batch_max=256, hardware={"m": profile("m", recompute_us=0.0)})
+    t.serve()
+    t.at(4.0).answer_pull(*(pulled(str(number), prompt=10) for number in range(40)), head=group("m", prompt=10, waiting=30, due=24.0))
     assert t.pull is not None
-    assert t.pull.requests_max == limit - 40
-    t.at(5.0).answer_pull(head=replace(head, first_deadline_s=4.0))
-    unlimited = Transcript(batch_max=256, hardware=hardware)
-    unlimited.serve()
-    unlimited.at(4.0).answer_pull(*runs, head=head)
-    assert unlimited.pull is not None
-    assert unlimited.pull.requests_max == 100
+    assert t.pull.requests_max == 20
 
 
 def test_groups_behind_the_head_are_read_once_a_second() -> None:
@@ -185,31 +196,9 @@ def test_groups_behind_the_head_are_read_once_a_second() -> None:
     assert sum(asked) in (2, 3)
 
 
-def test_arrivals_that_last_make_the_size_keep_up() -> None:
-    """Four patient requests a second keep coming, and few wait: at first they can be postponed, and in the end not."""
-    hardware = {"m": replace(profile("m", recompute_us=0.0), decode_b_ms_per_seq=0.9)}
-    t = Transcript(batch_by_slo=True, batch_max=256, hardware=hardware)
-    t.serve()
-    urgent = [replace(pulled(str(number), prompt=10, due=20.0), slo_s=20.0, slo_class="32s") for number in range(20)]
-    patient = replace(pulled("patient", prompt=10, due=300.0), slo_s=300.0, slo_class="512s")
-    head = replace(group("m", prompt=10, waiting=10, due=24.0), slo_class="32s")
-    t.at(1.0).answer_pull(*urgent, patient, head=head)
-    behind = replace(waiting_groups("m")[0], slo_class="512s")
-    sizes = []
-    for second in range(2, 900):
-        for run in (urgent[0], *[patient] * 4):
-            t.machine.batch_size.record_pull(run)
-        t.machine.batch_size.choose(
-            float(second), "m", replace(head, waiting=1, first_deadline_s=second + 20.0), [replace(behind, waiting=3)]
-        )
-        sizes.append(t.machine.batch_size.limit)
-    assert sizes[20] < 40
-    assert sizes[-1] > 60
-
-
 def test_a_size_is_reported_once_it_is_another_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [100]
-    monkeypatch.setattr("qlm_agent.decisions.batch_size.choose_batch", lambda *demands, **settings: chosen[-1])
+    monkeypatch.setattr("qlm_agent.decisions.batch_size.BatchChoice.choose", lambda *demands, **settings: chosen[-1])
     t = Transcript(batch_by_slo=True, batch_max=256, hardware=HARDWARE)
     t.serve()
     reported = []
@@ -220,14 +209,14 @@ def test_a_size_is_reported_once_it_is_another_by_a_quarter(monkeypatch: pytest.
     assert reported == [100, 100, 100, 125, 125, 100, 99], "another model's is reported at once"
 
 
-def test_first_tokens_wait_for_no_seat_that_slos_keep_free() -> None:
-    """40 of a class run for which fewer may: its head waits, and a head whose SLO bounds the first token does not."""
-    hardware = {"m": replace(profile("m", recompute_us=0.0), decode_b_ms_per_seq=3.0)}
+def test_first_tokens_wait_for_no_seat_that_slos_keep_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 of a class run where 30 may: its head waits, and a head whose SLO bounds the first token does not."""
+    monkeypatch.setattr("qlm_agent.decisions.batch_size.BatchChoice.choose", lambda *demands, **settings: 30)
+    hardware = {"m": profile("m", recompute_us=0.0)}
     runs = [replace(pulled(str(number), prompt=10, due=20.0 + number / 10), slo_s=20.0, slo_class="32s") for number in range(40)]
     head = replace(group("m", prompt=10, waiting=7, due=24.0), slo_class="32s")
     for first_token in (False, True):
         t = Transcript(batch_by_slo=True, batch_max=256, hardware=hardware)
         t.serve()
         lines = t.at(4.0).answer_pull(*runs, head=replace(head, first_token=first_token))
-        assert t.machine.batch_size.limit < 40
         assert [line for line in lines if line.startswith("pull")] == (["pull m x7"] if first_token else [])

@@ -1,8 +1,7 @@
-"""How many requests run at once (`agent.batch`): the agent's figures of its classes, for `qlm_core.batch_size.choose_batch`.
+"""How many requests run at once (`agent.batch`): the agent's figures of its classes, for `qlm_core.batch_size`.
 
-Arrivals of a class are its pulled requests, and the growth of its waiting groups between two pulls: those of late over the time of an
-output, and for each SLO those of all classes that have no more time, faded over it. Output lengths are learned from the agent's runs
-(`expectations`).
+Arrivals of a class are its pulled requests, and the growth of its waiting groups between two pulls, over the time of an output. Output
+lengths are learned from the agent's runs (`expectations`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from qlm_agent.decisions.events import PulledRun, QueueHead, WaitingGroup
 from qlm_agent.decisions.expectations import Expectations
 from qlm_agent.decisions.runs import RunTable
 from qlm_agent.decisions.settings import MachineSettings
-from qlm_core.batch_size import ClassDemand, choose_batch
+from qlm_core.batch_size import BatchChoice, ClassDemand
 from qlm_core.group import shortest_slo_s
 
 ClassKey = tuple[str, str, bool]
@@ -55,8 +54,7 @@ class BatchSize:
         self._runs = runs
         self._expectations = expectations
         self._classes: dict[ClassKey, _Class] = {}
-        self._counted: tuple[float, dict[ClassKey, int]] = (0.0, {})
-        self._sustained: dict[tuple[str, float], float] = {}
+        self._choices: dict[str, BatchChoice] = {}  # by model
         self._snapshots: deque[tuple[float, dict[ClassKey, int]]] = deque(maxlen=SNAPSHOTS)
         self._chosen_for = ""
         self._choose_at_s = -math.inf
@@ -82,29 +80,27 @@ class BatchSize:
         elif now_s >= self._choose_at_s or other:
             self._choose_at_s, self._chosen_for = now_s + CHOOSE_EVERY_S, model
             groups: tuple[QueueHead | WaitingGroup, ...] = () if head is None else (head, *behind)
-            waiting = _waiting(groups, -math.inf)
-            arrived = {key: known.pulled + waiting.get(key, 0) for key, known in self._classes.items()}
-            demands = self._demands(model, waiting, _waiting(groups, now_s), self._rates(now_s, model, arrived))
-            own = sum(each.running + each.waiting for each in demands)
+            demands = self._demands(now_s, model, groups)
+            own = sum(each.requests for each in demands)
             others = sum(group.waiting for group in groups if group.model != model)
-            self.limit = choose_batch(
-                hardware,
-                demands,
-                self._settings.batch_max,
-                slowdown=self._expectations.slowdown(model),
-                share=own / (own + others) if own else 1.0,
-                sustained_per_s=self._sustain(now_s, model, arrived),
+            choice = self._choices.setdefault(model, BatchChoice(self._settings.batch_max))
+            self.limit = choice.choose(
+                hardware, demands, slowdown=self._expectations.slowdown(model), share=own / (own + others) if own else 1.0
             )
         if other or not self.reported / REPORT_STEP < self.limit < self.reported * REPORT_STEP:
             self.reported = self.limit
 
-    def _demands(
-        self, model: str, waiting: Mapping[ClassKey, int], in_time: Mapping[ClassKey, int], rates: Mapping[ClassKey, float]
-    ) -> list[ClassDemand]:
-        running: dict[ClassKey, int] = {}
+    def _demands(self, now_s: float, model: str, groups: Sequence[QueueHead | WaitingGroup]) -> list[ClassDemand]:
+        running: dict[ClassKey, list[tuple[float, float]]] = {}
+        waiting: dict[ClassKey, list[tuple[float, int]]] = {}
         for run in self._runs.on_gpu():
             key = (run.model, run.slo_class, run.first_token)
-            running[key] = running.get(key, 0) + 1
+            running.setdefault(key, []).append((float(run.produced), run.urgency.deadline_s - now_s))
+        for group in groups:
+            key = (group.model, group.slo_class, group.first_token)
+            waiting.setdefault(key, []).append((group.first_deadline_s - now_s, group.waiting))
+        arrived = {key: known.pulled + sum(count for _, count in waiting.get(key, ())) for key, known in self._classes.items()}
+        rates = self._rates(now_s, model, arrived)
         demands = []
         for key in dict.fromkeys((*waiting, *running)):
             if key[0] != model:
@@ -115,8 +111,8 @@ class BatchSize:
                     slo_s=shortest_slo_s(key[1]) if known is None else known.slo_s,
                     first_token=key[2],
                     arrivals_per_s=rates.get(key, 0.0),
-                    waiting=in_time.get(key, 0),
-                    running=running.get(key, 0),
+                    running=running.get(key, ()),
+                    waiting=waiting.get(key, ()),
                     prompt_tokens=0.0 if known is None else known.prompt_tokens,
                     outputs=self._expectations.outputs(model, key[1]),
                 )
@@ -131,24 +127,3 @@ class BatchSize:
             kept.append((now_s, dict(arrived)))
         then_s, before = kept[0]
         return {key: max(0, count - before.get(key, 0)) / max(now_s - then_s, window_s / SNAPSHOTS) for key, count in arrived.items()}
-
-    def _sustain(self, now_s: float, model: str, arrived: Mapping[ClassKey, int]) -> list[float]:
-        """For each SLO class of the model: arrivals a second of the classes that have no more time, old ones faded over its SLO."""
-        counted_s, counted = self._counted
-        self._counted = now_s, {key: max(count, counted.get(key, 0)) for key, count in arrived.items()}
-        slos_s = {key: shortest_slo_s(key[1]) for key in arrived}
-        for name, slo_s in {(key[0], own_s) for key, own_s in slos_s.items()}:
-            new = sum(self._counted[1][key] - counted.get(key, 0) for key, own_s in slos_s.items() if key[0] == name and own_s <= slo_s)
-            kept = math.exp(min(0.0, counted_s - now_s) / slo_s) * self._sustained.get((name, slo_s), 0.0)
-            self._sustained[name, slo_s] = kept + new / slo_s
-        return [rate for (name, _), rate in self._sustained.items() if name == model]
-
-
-def _waiting(groups: Sequence[QueueHead | WaitingGroup], after_s: float) -> dict[ClassKey, int]:
-    """Waiting requests by class, of the groups without a deadline until `after_s`."""
-    found: dict[ClassKey, int] = {}
-    for group in groups:
-        if group.first_deadline_s > after_s:
-            key = (group.model, group.slo_class, group.first_token)
-            found[key] = found.get(key, 0) + group.waiting
-    return found
