@@ -29,7 +29,7 @@ HORIZON_OUTPUTS = 2.0
 """Requests that arrive within so many mean outputs in the largest batch count. Others go on arriving for as long again: else a queue that
 grows would cost nothing."""
 
-REQUESTS_MAX = 512
+REQUESTS_MAX = 256
 """Most requests of a course; of more, each stands for several, and a seat for as many."""
 
 CHOICES_KEPT = 8
