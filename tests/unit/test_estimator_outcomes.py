@@ -10,6 +10,7 @@ import pytest
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
+from qlm_core.calibration import CalibratedTime
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import report as outcomes_module
@@ -21,7 +22,6 @@ from qlm_estimator.outcomes.report import (
     Count,
     Ended,
     Outcomes,
-    PredictedTime,
     class_order,
 )
 from qlm_estimator.outcomes.wire import to_proto
@@ -94,7 +94,7 @@ def test_a_prediction_is_judged_whichever_is_told_first(told_first: bool) -> Non
     prediction, end = predicted(1, 3.0, 5.0), ended(1, 5.0, latency_s=4.0, wait_s=1.0)
     answers = [outcomes.predict(prediction), outcomes.end(end)] if told_first else [outcomes.end(end), outcomes.predict(prediction)]
     assert answers == [None, Judged(predicted=prediction, at_s=5.0, completion_s=4.0, wait_s=1.0)]
-    row = next(row for row in outcomes.report(10.0, 60.0).calibration if row.time is PredictedTime.COMPLETION)
+    row = next(row for row in outcomes.report(10.0, 60.0).calibration if row.time is CalibratedTime.COMPLETION)
     assert (row.samples, row.within_p50, row.within_p90, row.bias_s) == (1, 0.0, 1.0, 1.0)
 
 
@@ -242,7 +242,7 @@ def test_every_figure_of_a_row_is_in_its_message() -> None:
         outcomes.end(ended(number, 9.0, latency_s=1.0 + 0.9 * number, wait_s=0.3 * number))
     report = outcomes.report(10.0, 60.0)
     messages = to_proto(report).calibration
-    times = {PredictedTime.WAIT: estimator_pb2.PREDICTED_TIME_WAIT, PredictedTime.COMPLETION: estimator_pb2.PREDICTED_TIME_COMPLETION}
+    times = {CalibratedTime.WAIT: estimator_pb2.PREDICTED_TIME_WAIT, CalibratedTime.COMPLETION: estimator_pb2.PREDICTED_TIME_COMPLETION}
     for row, message in zip(report.calibration, messages, strict=True):
         assert row.r2 is not None
         assert len({row.within_p50, row.within_p90, row.within_p99}) == 3

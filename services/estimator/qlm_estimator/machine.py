@@ -42,7 +42,6 @@ from qlm_estimator.predictions import Judged, Predicted
 from qlm_estimator.speed.activity import Activity, FinishedRun
 from qlm_estimator.speed.base_rows import BaseRows
 from qlm_estimator.speed.factor import SpeedLearner
-from qlm_estimator.speed.operations import OperationTimes
 
 FINISH_SLACK_S = 5.0
 """A finish longer than this before its event, or after it, is not believed, and the event's own time taken."""
@@ -90,7 +89,6 @@ class EstimatorMachine:
         self._lengths = RequestLengths(memory=learning.memory_requests, rows_max=learning.workload_rows_max, made=self._made)
         self._base = BaseRows(shipped=shipped, facts={spec.profile: spec.facts for spec in catalogue.values()})
         self._speeds = SpeedLearner(base=self._base, rows_max=learning.hardware_rows_max)
-        self._operations = OperationTimes(base=self._base, rows_max=learning.hardware_rows_max)
         self._unseen_operations: deque[ReportedOperation] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
         self._feedback = Feedback(rows_max=learning.calibration_rows_max, slowdown_of=self._slowdown)
         self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
@@ -171,7 +169,7 @@ class EstimatorMachine:
         self._snapshot = ProfileSnapshot(
             version=self._snapshot.version + 1,
             made_s=now_s,
-            hardware=tuple(self._operations.in_rows(self._speeds.profiles())),
+            hardware=self._speeds.profiles(),
             workload=self._lengths.profiles(),
             length_model=self._lengths.length_model(),
             calibration=CalibrationTable(self._feedback.profiles(now_s)),
@@ -182,8 +180,7 @@ class EstimatorMachine:
     def _restore(self, snapshot: ProfileSnapshot) -> None:
         self._feedback.restore(snapshot.calibration.rows)
         self._lengths.restore(snapshot)
-        self._speeds.restore(snapshot.hardware)  # first: it takes the rows of pairs
-        self._operations.restore(snapshot.hardware)
+        self._speeds.restore(snapshot.hardware)
 
     # The queue --------------------------------------------------------------------------------------------------------
 
@@ -235,7 +232,7 @@ class EstimatorMachine:
 
     def _learn_operation(self, operation: ReportedOperation) -> None:
         instance, spec = self._instances.get(operation.incarnation), self._catalogue.get(operation.model)
-        added = instance is not None and spec is not None and self._operations.add(instance, spec.profile, operation)
+        added = instance is not None and spec is not None and self._speeds.add_operation(instance, spec.profile, operation)
         self._learned = self._learned or added
         self.counts.operations += added
         self.counts.refused += not added

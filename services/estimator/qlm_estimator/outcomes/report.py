@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from qlm_core.calibration import CalibratedTime
 from qlm_core.normal_arrays import Floats
 from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.predictions import Judged, Predicted, PredictedQuantiles, depth_class
@@ -49,13 +50,6 @@ class Count(StrEnum):
     MODELS_SWAPPED = "models_swapped"
     MODELS_WARMED = "models_warmed"
     GROUPS_MOVED = "groups_moved"
-
-
-class PredictedTime(StrEnum):
-    """See estimator.proto."""
-
-    WAIT = "wait"
-    COMPLETION = "completion"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +89,7 @@ class ClassReport:
 class CalibrationRow:
     """See CalibrationRow in estimator.proto; `depth` "" stands for any."""
 
-    time: PredictedTime
+    time: CalibratedTime
     depth: str
     samples: int
     within_p50: float
@@ -222,7 +216,7 @@ def calibration_rows(judged: Sequence[Judged]) -> tuple[CalibrationRow, ...]:
     return tuple(
         _row(time, depth, known)
         for depth in sorted(places, key=lambda depth: (int(depth.rstrip("+") or "-1"), depth))
-        for time, numbers in ((PredictedTime.WAIT, waits), (PredictedTime.COMPLETION, completions))
+        for time, numbers in ((CalibratedTime.WAIT, waits), (CalibratedTime.COMPLETION, completions))
         if len(known := numbers[places[depth]][~np.isnan(numbers[places[depth], 3])])
     )
 
@@ -232,7 +226,7 @@ def _numbers(quantiles: PredictedQuantiles | None, actual_s: float | None) -> tu
     return (math.nan,) * 4 if quantiles is None or actual_s is None else (quantiles.p50_s, quantiles.p90_s, quantiles.p99_s, actual_s)
 
 
-def _row(time: PredictedTime, depth: str, known: Floats) -> CalibrationRow:
+def _row(time: CalibratedTime, depth: str, known: Floats) -> CalibrationRow:
     """`known`: shape (samples, 4): p50, p90, p99 and the actual time."""
     actual_s = known[:, 3]
     errors_s = actual_s[:, None] - known[:, :3]
