@@ -16,8 +16,6 @@ from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import report as outcomes_module
 from qlm_estimator.outcomes.report import (
     OTHER_CLASS,
-    PREDICTION_AGE_MAX_S,
-    PREDICTIONS_MAX,
     R2_SAMPLES_MIN,
     Count,
     Ended,
@@ -25,7 +23,7 @@ from qlm_estimator.outcomes.report import (
     class_order,
 )
 from qlm_estimator.outcomes.wire import to_proto
-from qlm_estimator.predictions import Judged, Predicted, quantiles_of
+from qlm_estimator.predictions import AGE_MAX_S, OUTSTANDING_MAX, Judged, Predicted, quantiles_of
 from qlm_queue.values import StreamEntry
 
 
@@ -108,11 +106,11 @@ def test_a_request_that_did_not_complete_judges_no_prediction() -> None:
 def test_the_oldest_predictions_are_kept_until_they_are_too_old() -> None:
     """The deepest requests wait longest: left out for newer ones, they would never be judged."""
     outcomes = Outcomes(since_s=0.0)
-    for number in range(PREDICTIONS_MAX + 1):
+    for number in range(OUTSTANDING_MAX + 1):
         outcomes.predict(predicted(number, 2.0, 4.0, at_s=1.0))
     assert outcomes.end(ended(0, 3_000.0)) is not None
-    assert outcomes.end(ended(PREDICTIONS_MAX, 3_000.0)) is None
-    late_s = 1.0 + PREDICTION_AGE_MAX_S + 1.0
+    assert outcomes.end(ended(OUTSTANDING_MAX, 3_000.0)) is None
+    late_s = 1.0 + AGE_MAX_S + 1.0
     outcomes.predict(predicted(-1, 2.0, 4.0, at_s=late_s))
     assert outcomes.end(ended(1, late_s)) is None
     assert outcomes.end(ended(-1, late_s)) is not None

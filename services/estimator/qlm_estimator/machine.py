@@ -55,7 +55,7 @@ UNKNOWN_PAIRS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """How the estimator learns. `memory_requests`: finished requests after which an old one weighs 1 / e."""
+    """How the estimator learns. `memory_requests`: finished requests of a class after which an old one weighs 1 / e."""
 
     publish_every_s: float = 1.0
     memory_requests: float = 1000.0
@@ -135,7 +135,6 @@ class EstimatorMachine:
                 pass
             case _:
                 assert_never(event)
-        self._learned |= self._feedback.pass_time(now_s)
         between_entries = not isinstance(event, Lifecycle | ReportedOperation | Predicted | Judged)
         found = self._unknown_hardware(event.instances) if isinstance(event, QueueSeen) else ()
         return [*found, *(self._publish_if_due(now_s) if between_entries else ())]
@@ -162,7 +161,10 @@ class EstimatorMachine:
     def _publish_if_due(self, now_s: float) -> list[Effect]:
         if now_s < self._published_s:  # the clock was set back
             self._published_s = now_s
-        if not self._learned or now_s - self._published_s < self._learning.publish_every_s:
+        if now_s - self._published_s < self._learning.publish_every_s:
+            return []
+        self._learned |= self._feedback.pass_time(now_s)
+        if not self._learned:
             return []
         self._learned = False
         self._published_s = now_s
@@ -217,7 +219,7 @@ class EstimatorMachine:
             case LifecycleKind.PULLED:
                 self._pulled(event)
                 if event.attempt == 1:
-                    self._feedback.pulled(event.queue_id)
+                    self._feedback.pulled(event.queue_id, event.entry_id[0] / 1000.0)
             case LifecycleKind.RELEASED:
                 self._lengths.released(event)
                 self._leave(event)
