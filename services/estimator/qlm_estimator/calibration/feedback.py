@@ -172,7 +172,8 @@ class Feedback:
             self._drop((queue_id, time))
 
     def profiles(self, now_s: float) -> tuple[CalibrationProfile, ...]:
-        """The rows by key. The errors of those that are beyond their p90 by now count as far as they have come."""
+        """The rows by key. The errors of those that are beyond their p90 by now count as far as they have come (without them 65% instead of
+        72% are within p90 where lengths drift)."""
         late: dict[int, dict[int, list[Weighted]]] = {}
         for followed in self._followed.values():
             if followed.missed[LATE]:
