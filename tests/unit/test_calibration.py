@@ -23,7 +23,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.calibration.conformal import ERRORS_MAX, ErrorQuantiles
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import R2_SAMPLES_MIN, CalibrationRow, PredictedTime, calibration_rows
+from qlm_estimator.outcomes.report import R2_SAMPLES_MIN, CalibrationRow, calibration_rows
 from qlm_estimator.predictions import Judged, Predicted, depth_class, quantiles_of
 from qlm_process.wire import profile as profile_wire
 
@@ -172,17 +172,17 @@ def judged(actual_s: float, p50_s: float, p90_s: float, *, ahead: int = 3, wait:
     return Judged(predicted=predicted, at_s=1.0, completion_s=actual_s, wait_s=actual_s / 10.0)
 
 
-def row_of(came: list[Judged], time: PredictedTime, depth: str = "") -> CalibrationRow:
+def row_of(came: list[Judged], time: CalibratedTime, depth: str = "") -> CalibrationRow:
     (row,) = (row for row in calibration_rows(came) if (row.time, row.depth) == (time, depth))
     return row
 
 
 def test_figures_of_four_predictions_by_hand() -> None:
     came = [judged(actual_s, 2.0, 4.0) for actual_s in (1.0, 2.0, 3.0, 8.0)]
-    row = row_of(came, PredictedTime.COMPLETION)
+    row = row_of(came, CalibratedTime.COMPLETION)
     assert (row.samples, row.within_p50, row.within_p90, row.bias_s) == (4, 0.5, 0.75, 1.5)
     assert row.r2 is None  # too few
-    wait = row_of(came, PredictedTime.WAIT)
+    wait = row_of(came, CalibratedTime.WAIT)
     assert wait.bias_s == pytest.approx(0.15)
     assert wait.within_p90 == 0.75
 
@@ -196,7 +196,7 @@ def test_true_quantiles_are_told_as_true_and_wrong_ones_as_wrong() -> None:
     for mean, actual_s in zip(means.tolist(), actual.tolist(), strict=True):
         right.append(judged(actual_s, mean, float(stats.norm(mean, 0.1 * mean).ppf(0.9))))
         narrow.append(judged(actual_s, 0.8 * mean, float(stats.norm(0.8 * mean, 0.05 * mean).ppf(0.9))))
-    good, bad = row_of(right, PredictedTime.COMPLETION), row_of(narrow, PredictedTime.COMPLETION)
+    good, bad = row_of(right, CalibratedTime.COMPLETION), row_of(narrow, CalibratedTime.COMPLETION)
     assert good.within_p50 == pytest.approx(0.5, abs=0.04)
     assert good.within_p90 == pytest.approx(0.9, abs=0.03)
     assert good.within_p99 == pytest.approx(0.99, abs=0.01)
@@ -212,7 +212,7 @@ def test_rows_are_of_all_then_by_depth_and_none_is_empty() -> None:
     assert calibration_rows([]) == ()
     came = [judged(1.0, 1.0, 2.0, ahead=ahead, wait=ahead < 70) for ahead in (0, 5, 5, 70)]
     rows = [(row.time, row.depth, row.samples) for row in calibration_rows(came)]
-    wait, completion = PredictedTime
+    wait, completion = CalibratedTime
     assert rows == [
         (wait, "", 3),
         (completion, "", 4),
@@ -226,7 +226,7 @@ def test_rows_are_of_all_then_by_depth_and_none_is_empty() -> None:
 
 def test_equal_answers_have_no_variance_to_explain() -> None:
     came = [judged(5.0, 4.0, 6.0)] * (2 * R2_SAMPLES_MIN)
-    assert row_of(came, PredictedTime.COMPLETION).r2 is None
+    assert row_of(came, CalibratedTime.COMPLETION).r2 is None
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_metrics_show_the_rows_and_no_others() -> None:
     metrics.report_calibration(calibration_rows(came))
     value = metrics.registry.get_sample_value
     key = {"time": "completion", "depth": "4"}
-    row = row_of(came, PredictedTime.COMPLETION, "4")
+    row = row_of(came, CalibratedTime.COMPLETION, "4")
     assert value("qlm_estimator_calibration_samples", key) == R2_SAMPLES_MIN
     coverage = {"0.5": row.within_p50, "0.9": row.within_p90, "0.99": row.within_p99}
     assert len(set(coverage.values())) == 3

@@ -17,13 +17,9 @@ PRIOR = WORKLOAD_PRIOR.output_curve()
 NONE_RUNNING = np.zeros(BINS)
 
 
-def prior() -> LengthCurve:
-    return PRIOR
-
-
 def finished(lengths: FadingLengths, values: list[int]) -> None:
     for value in values:
-        lengths.finish(value, lengths.clock, prior)
+        lengths.finish(value, lengths.clock)
 
 
 def curve_of(lengths: FadingLengths, running: np.ndarray = NONE_RUNNING) -> LengthCurve:
@@ -89,7 +85,7 @@ def test_in_the_long_run_those_that_run_change_nothing() -> None:
         at_s = number / 2.0
         while running and running[0][0] <= at_s:
             ended = heapq.heappop(running)[1]
-            lengths.finish(outputs[ended], started[ended], prior)
+            lengths.finish(outputs[ended], started[ended])
         started[number] = lengths.clock
         heapq.heappush(running, (at_s + output / 20.0, number))
         if number > 1_500 and number % 100 == 0:
@@ -139,11 +135,9 @@ def test_the_cancelled_fade_and_nothing_jumps_where_weights_are_scaled_down() ->
         finished(lengths, [40, 400])
         lengths.give_up(100.0, lengths.clock)
         if number >= 100:
-            told.append((*lengths.moments(curve_of(lengths)), lengths.samples, lengths.censored(NONE_RUNNING)))
-    assert np.ptp(told, axis=0) == pytest.approx(np.zeros(4), abs=1e-3)
-    samples, censored = told[-1][2:]
-    assert samples == pytest.approx(10.0, rel=0.01)
-    assert censored == pytest.approx(samples / 2.0, rel=0.2)
+            told.append((*lengths.moments(curve_of(lengths)), lengths.censored(NONE_RUNNING)))
+    assert np.ptp(told, axis=0) == pytest.approx(np.zeros(3), abs=1e-3)
+    assert told[-1][2] == pytest.approx(5.0, rel=0.2), "half of the finishes that count, which are the memory"
 
 
 def test_a_class_that_really_grew_is_followed() -> None:
@@ -157,8 +151,7 @@ def test_a_restored_class_goes_on() -> None:
     lengths = FadingLengths(200.0)
     finished(lengths, [120] * 100)
     again = FadingLengths(200.0)
-    again.restore(lengths.samples, curve_of(lengths), 120.0)
-    assert again.samples == pytest.approx(lengths.samples)
+    again.restore(80.0, curve_of(lengths), 120.0)
     assert again.moments(curve_of(again))[0] == pytest.approx(120.0)
     finished(again, [240] * 1_000)
     assert again.moments(curve_of(again))[0] == pytest.approx(240.0, rel=0.02)
@@ -176,13 +169,12 @@ def test_whatever_happens_it_is_a_distribution(history: list[tuple[str, int, int
     for kind, tokens, before in history:
         started = max(0.0, lengths.clock - before)
         if kind == "finish":
-            lengths.finish(tokens, started, prior)
+            lengths.finish(tokens, started)
             finishes += 1
         else:
             lengths.give_up(tokens, started)
     curve = lengths.curve(lengths.running_of(bounds), curve_of_moments(300.0, 1e4))
-    assert curve is not None or lengths.samples < 0.01
-    assert 0.0 <= lengths.samples <= finishes + 1e-9
+    assert curve is not None or not finishes or memory < 10.0
     if curve is not None:
         assert curve.shares.sum() == pytest.approx(1.0)
         mean, variance = lengths.moments(curve)

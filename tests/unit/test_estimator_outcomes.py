@@ -10,22 +10,20 @@ import pytest
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
+from qlm_core.calibration import CalibratedTime
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import report as outcomes_module
 from qlm_estimator.outcomes.report import (
     OTHER_CLASS,
-    PREDICTION_AGE_MAX_S,
-    PREDICTIONS_MAX,
     R2_SAMPLES_MIN,
     Count,
     Ended,
     Outcomes,
-    PredictedTime,
     class_order,
 )
 from qlm_estimator.outcomes.wire import to_proto
-from qlm_estimator.predictions import Judged, Predicted, quantiles_of
+from qlm_estimator.predictions import AGE_MAX_S, OUTSTANDING_MAX, Judged, Predicted, quantiles_of
 from qlm_queue.values import StreamEntry
 
 
@@ -94,7 +92,7 @@ def test_a_prediction_is_judged_whichever_is_told_first(told_first: bool) -> Non
     prediction, end = predicted(1, 3.0, 5.0), ended(1, 5.0, latency_s=4.0, wait_s=1.0)
     answers = [outcomes.predict(prediction), outcomes.end(end)] if told_first else [outcomes.end(end), outcomes.predict(prediction)]
     assert answers == [None, Judged(predicted=prediction, at_s=5.0, completion_s=4.0, wait_s=1.0)]
-    row = next(row for row in outcomes.report(10.0, 60.0).calibration if row.time is PredictedTime.COMPLETION)
+    row = next(row for row in outcomes.report(10.0, 60.0).calibration if row.time is CalibratedTime.COMPLETION)
     assert (row.samples, row.within_p50, row.within_p90, row.bias_s) == (1, 0.0, 1.0, 1.0)
 
 
@@ -108,11 +106,11 @@ def test_a_request_that_did_not_complete_judges_no_prediction() -> None:
 def test_the_oldest_predictions_are_kept_until_they_are_too_old() -> None:
     """The deepest requests wait longest: left out for newer ones, they would never be judged."""
     outcomes = Outcomes(since_s=0.0)
-    for number in range(PREDICTIONS_MAX + 1):
+    for number in range(OUTSTANDING_MAX + 1):
         outcomes.predict(predicted(number, 2.0, 4.0, at_s=1.0))
     assert outcomes.end(ended(0, 3_000.0)) is not None
-    assert outcomes.end(ended(PREDICTIONS_MAX, 3_000.0)) is None
-    late_s = 1.0 + PREDICTION_AGE_MAX_S + 1.0
+    assert outcomes.end(ended(OUTSTANDING_MAX, 3_000.0)) is None
+    late_s = 1.0 + AGE_MAX_S + 1.0
     outcomes.predict(predicted(-1, 2.0, 4.0, at_s=late_s))
     assert outcomes.end(ended(1, late_s)) is None
     assert outcomes.end(ended(-1, late_s)) is not None
@@ -242,7 +240,7 @@ def test_every_figure_of_a_row_is_in_its_message() -> None:
         outcomes.end(ended(number, 9.0, latency_s=1.0 + 0.9 * number, wait_s=0.3 * number))
     report = outcomes.report(10.0, 60.0)
     messages = to_proto(report).calibration
-    times = {PredictedTime.WAIT: estimator_pb2.PREDICTED_TIME_WAIT, PredictedTime.COMPLETION: estimator_pb2.PREDICTED_TIME_COMPLETION}
+    times = {CalibratedTime.WAIT: estimator_pb2.PREDICTED_TIME_WAIT, CalibratedTime.COMPLETION: estimator_pb2.PREDICTED_TIME_COMPLETION}
     for row, message in zip(report.calibration, messages, strict=True):
         assert row.r2 is not None
         assert len({row.within_p50, row.within_p90, row.within_p99}) == 3

@@ -18,7 +18,7 @@ class EstimatorSettings(Section):
     advertise: str = Field("", description='"host:port" that others reach it at, published with the lease. Empty: as it listens.')
     publish_every_s: Seconds = Field(1.0, description="Least time between two published profile snapshots.")
     memory_requests: float = Field(
-        1000.0, ge=2.0, le=1e9, description="Finished requests of a class, or runs on an instance, after which an old one weighs 1 / e."
+        1000.0, ge=2.0, le=1e9, description="Finished requests of a class after which an old one weighs 1 / e in its lengths."
     )
     workload_rows_max: Count = Field(4096, description="Most request classes that are kept.")
     hardware_rows_max: Count = Field(4096, description="Most pairs of instance and model that are kept.")

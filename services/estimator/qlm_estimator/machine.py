@@ -42,7 +42,6 @@ from qlm_estimator.predictions import Judged, Predicted
 from qlm_estimator.speed.activity import Activity, FinishedRun
 from qlm_estimator.speed.base_rows import BaseRows
 from qlm_estimator.speed.factor import SpeedLearner
-from qlm_estimator.speed.operations import OperationTimes
 
 FINISH_SLACK_S = 5.0
 """A finish longer than this before its event, or after it, is not believed, and the event's own time taken."""
@@ -56,7 +55,7 @@ UNKNOWN_PAIRS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """How the estimator learns. `memory_requests`: finished requests after which an old one weighs 1 / e."""
+    """How the estimator learns. `memory_requests`: finished requests of a class after which an old one weighs 1 / e."""
 
     publish_every_s: float = 1.0
     memory_requests: float = 1000.0
@@ -90,7 +89,6 @@ class EstimatorMachine:
         self._lengths = RequestLengths(memory=learning.memory_requests, rows_max=learning.workload_rows_max, made=self._made)
         self._base = BaseRows(shipped=shipped, facts={spec.profile: spec.facts for spec in catalogue.values()})
         self._speeds = SpeedLearner(base=self._base, rows_max=learning.hardware_rows_max)
-        self._operations = OperationTimes(base=self._base, rows_max=learning.hardware_rows_max)
         self._unseen_operations: deque[ReportedOperation] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
         self._feedback = Feedback(rows_max=learning.calibration_rows_max, slowdown_of=self._slowdown)
         self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
@@ -137,7 +135,6 @@ class EstimatorMachine:
                 pass
             case _:
                 assert_never(event)
-        self._learned |= self._feedback.pass_time(now_s)
         between_entries = not isinstance(event, Lifecycle | ReportedOperation | Predicted | Judged)
         found = self._unknown_hardware(event.instances) if isinstance(event, QueueSeen) else ()
         return [*found, *(self._publish_if_due(now_s) if between_entries else ())]
@@ -164,14 +161,17 @@ class EstimatorMachine:
     def _publish_if_due(self, now_s: float) -> list[Effect]:
         if now_s < self._published_s:  # the clock was set back
             self._published_s = now_s
-        if not self._learned or now_s - self._published_s < self._learning.publish_every_s:
+        if now_s - self._published_s < self._learning.publish_every_s:
+            return []
+        self._learned |= self._feedback.pass_time(now_s)
+        if not self._learned:
             return []
         self._learned = False
         self._published_s = now_s
         self._snapshot = ProfileSnapshot(
             version=self._snapshot.version + 1,
             made_s=now_s,
-            hardware=tuple(self._operations.in_rows(self._speeds.profiles())),
+            hardware=self._speeds.profiles(),
             workload=self._lengths.profiles(),
             length_model=self._lengths.length_model(),
             calibration=CalibrationTable(self._feedback.profiles(now_s)),
@@ -182,8 +182,7 @@ class EstimatorMachine:
     def _restore(self, snapshot: ProfileSnapshot) -> None:
         self._feedback.restore(snapshot.calibration.rows)
         self._lengths.restore(snapshot)
-        self._speeds.restore(snapshot.hardware)  # first: it takes the rows of pairs
-        self._operations.restore(snapshot.hardware)
+        self._speeds.restore(snapshot.hardware)
 
     # The queue --------------------------------------------------------------------------------------------------------
 
@@ -220,7 +219,7 @@ class EstimatorMachine:
             case LifecycleKind.PULLED:
                 self._pulled(event)
                 if event.attempt == 1:
-                    self._feedback.pulled(event.queue_id)
+                    self._feedback.pulled(event.queue_id, event.entry_id[0] / 1000.0)
             case LifecycleKind.RELEASED:
                 self._lengths.released(event)
                 self._leave(event)
@@ -235,7 +234,7 @@ class EstimatorMachine:
 
     def _learn_operation(self, operation: ReportedOperation) -> None:
         instance, spec = self._instances.get(operation.incarnation), self._catalogue.get(operation.model)
-        added = instance is not None and spec is not None and self._operations.add(instance, spec.profile, operation)
+        added = instance is not None and spec is not None and self._speeds.add_operation(instance, spec.profile, operation)
         self._learned = self._learned or added
         self.counts.operations += added
         self.counts.refused += not added

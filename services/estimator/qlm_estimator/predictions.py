@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from qlm_core.distribution import Normal, normal_quantile
 
+OUTSTANDING_MAX = 10_000
+"""Predictions whose requests have not ended that are kept; beyond it new ones are left out, since the longest waits would otherwise never
+be judged."""
+AGE_MAX_S = 6 * 3600.0
+"""A prediction this old is given up: the end of its request was missed, or nobody waits for it."""
 DEPTH_EXPONENT_MAX = 9
 """Deeper than 4^9 = 262,144 requests ahead is one class."""
 

@@ -21,7 +21,7 @@ _TIMES = {
     estimator_pb2.PREDICTED_TIME_WAIT: CalibratedTime.WAIT,
     estimator_pb2.PREDICTED_TIME_COMPLETION: CalibratedTime.COMPLETION,
 }
-_TIME_NUMBERS = {time: number for number, time in _TIMES.items()}
+TIME_NUMBERS = {time: number for number, time in _TIMES.items()}
 _WORKLOAD = tuple(field.name for field in fields(WorkloadProfile))
 
 
@@ -33,8 +33,7 @@ def to_proto(snapshot: ProfileSnapshot) -> estimator_pb2.ProfileSnapshot:
         hardware=[_hardware_message(row) for row in snapshot.hardware],
         workload=[estimator_pb2.WorkloadProfile(**_values(row, _WORKLOAD)) for row in snapshot.workload],
         calibration=[
-            estimator_pb2.CalibrationProfile(time=_TIME_NUMBERS[row.time], **_values(row, _CALIBRATION))
-            for row in snapshot.calibration.rows
+            estimator_pb2.CalibrationProfile(time=TIME_NUMBERS[row.time], **_values(row, _CALIBRATION)) for row in snapshot.calibration.rows
         ],
         length_model=length_wire.model_to_proto(snapshot.length_model) if snapshot.length_model != NO_LENGTH_MODEL else None,
     )

@@ -9,7 +9,7 @@ from qlm_core.distribution import Normal
 from qlm_estimator.calibration import feedback
 from qlm_estimator.calibration.bias import BiasFactor
 from qlm_estimator.events import LifecycleKind
-from qlm_estimator.predictions import Judged, Predicted, quantiles_of
+from qlm_estimator.predictions import AGE_MAX_S, Judged, Predicted, quantiles_of
 
 from .driver import BEGAN_MS, INSTANCE, Driver
 
@@ -115,6 +115,17 @@ def test_one_that_an_engine_has_waits_no_longer() -> None:
     assert row(driver).applied(OWN) == before.applied(OWN)
 
 
+def test_one_that_an_engine_took_beyond_its_quantile_was_a_miss() -> None:
+    """No publication fell between its p90 and its pull, and it has not completed."""
+    driver = learned(100.0, 40)
+    began_s = driver.now_s
+    for number in range(90):
+        driver.step(began_s + number, predicted(began_s + number, f"late {number}"))
+    for number in range(90):
+        driver.tell(LifecycleKind.PULLED, began_s + 150.0 + number, f"late {number}")
+    assert row(driver).applied(OWN).quantile(0.9) > 110.0
+
+
 def test_cancelled_before_it_is_decided_says_nothing() -> None:
     driver = learned(100.0, 50)
     before = row(driver)
@@ -163,15 +174,14 @@ def test_what_was_told_before_the_speed_changed_is_no_bias() -> None:
 
 def test_what_never_ends_is_given_up_and_all_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "OUTSTANDING_MAX", 100)
-    monkeypatch.setattr(feedback, "LIMITS_MAX", 500)
     kept = feedback.Feedback(rows_max=10, slowdown_of=lambda _model, _instance: 1.0)
     for number in range(1_000):
         told_so = predicted(10.0 * number, str(number))
         kept.predict(told_so)
         kept.judge(Judged(predicted=told_so, at_s=told_so.at_s + 1.0, completion_s=1.0, wait_s=1.0))
-        assert len(kept._limits) <= 510
+        assert not kept._followed
     for number in range(1_000):
         kept.predict(predicted(20_000.0, f"lost {number}"))
     assert len(kept._followed) <= 102
-    kept.pass_time(BEGAN_MS / 1e3 + 20_000.0 + feedback.AGE_MAX_S + 1.0)
+    kept.pass_time(BEGAN_MS / 1e3 + 20_000.0 + AGE_MAX_S + 1.0)
     assert not kept._followed

@@ -292,16 +292,14 @@ def test_a_row_that_tells_of_no_operation_leaves_those_that_are_known() -> None:
     assert (after.samples, after.swap_warm) == (50, before.swap_warm)
 
 
-def test_against_a_measured_row_the_same_loads_are_as_long() -> None:
-    """An import of a pair's row changes what loads are held against, not what they took."""
+def test_a_measured_row_has_its_own_loads() -> None:
+    """What was learned against the row that it replaces begins afresh."""
     driver = taught()
-    before = learned(driver)
     measured = replace(A100, origin=ORIGIN_MEASURED, load_cpu_to_gpu_s=2.0 * A100.load_cpu_to_gpu_s)
     driver.bring(ProfileSnapshot(version=0, made_s=0.0, hardware=(measured,)))
-    after = learned(driver)
-    assert after.load_cpu_to_gpu_s == measured.load_cpu_to_gpu_s
-    assert after.swap_s(warm=True) == pytest.approx(2.0 * WARM_S, rel=0.05)
-    assert before.swap_s(warm=True) == pytest.approx(2.0 * WARM_S, rel=0.1)
+    assert driver.learned() == []
+    loads(driver, 1, 2.0, from_s=driver.now_s + 10.0)
+    assert learned(driver).swap_s(warm=True) == pytest.approx(2.0 * WARM_S, rel=0.01)
 
 
 def test_against_a_row_of_no_time_worth_telling_nothing_is_infinite() -> None:

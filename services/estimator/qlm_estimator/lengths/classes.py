@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from qlm_core.group import prompt_class_of
-from qlm_core.length_curve import BINS, FloatArray, LengthCurve, packed
+from qlm_core.length_curve import BINS, FloatArray, packed
 from qlm_core.profile import WorkloadKey, WorkloadProfile
 from qlm_core.workload_profile import wider_row
 from qlm_estimator.lengths.fading import FadingLengths
 
 RUNNING_COUNTED_MAX = 4_096
 """Running requests that one publication looks at; of more, every so manieth stands for all."""
-OUTLIER_DEVIATIONS = 10.0
-"""A prompt further above the mean than this counts as so long."""
 
 
 @dataclass(slots=True)
@@ -36,10 +32,6 @@ class Moments:
         gap = value - self.mean
         self.mean += share * gap
         self.variance = (1.0 - share) * (self.variance + share * gap * gap)
-
-    def bounded(self, value: float) -> float:
-        """The value, or what it counts as beside those before it."""
-        return min(value, self.mean + OUTLIER_DEVIATIONS * max(self.mean, math.sqrt(max(0.0, self.variance)))) if self.weight else value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +62,6 @@ class LengthLearner:
         self._rows_max = rows_max
         self._rows: dict[WorkloadKey, _Row] = {}
         self._published: dict[WorkloadKey, WorkloadProfile] = {}
-        self._curves: dict[WorkloadKey, LengthCurve] = {}
         self._changed: set[WorkloadKey] = set()
         self._held: set[WorkloadKey] = set()  # rows that were published with requests that ran
 
@@ -99,8 +90,8 @@ class LengthLearner:
         for key, started in classes.items():
             row = self._rows.pop(key, None) or _Row(FadingLengths(self._memory))
             self._rows[key] = row  # the last in order is the newest
-            row.prompt.add(row.prompt.bounded(float(prompt_tokens)), self._memory)
-            row.output.finish(float(output_tokens), started, partial(self._wider, key))
+            row.prompt.add(float(prompt_tokens), self._memory)
+            row.output.finish(float(output_tokens), started)
             self._changed.add(key)
         self._forget_oldest()
 
@@ -125,7 +116,6 @@ class LengthLearner:
         for key in sorted(changed & self._rows.keys(), key=lambda key: (key[2] != "", "/" in key[2], key[1] != "", key)):
             self._published[key] = self._profile(key, self._rows[key], held.get(key, _NONE_RUNNING))
         self._changed, self._held = set(), set(held)
-        self._curves.clear()
         return tuple(self._published[key] for key in sorted(self._published))
 
     def _running(self, running: list[tuple[Begun, float]]) -> dict[WorkloadKey, FloatArray]:
@@ -136,13 +126,6 @@ class LengthLearner:
             for key, started in begun.classes.items():
                 bounds.setdefault(key, []).append((tokens, started))
         return {key: step * self._rows[key].output.running_of(found) for key, found in bounds.items() if key in self._rows}
-
-    def _wider(self, key: WorkloadKey) -> LengthCurve:
-        """What a class leans on, as it was published last."""
-        found = wider_row(self._published, key)
-        if found.key not in self._curves:
-            self._curves[found.key] = found.output_curve()
-        return self._curves[found.key]
 
     def _profile(self, key: WorkloadKey, row: _Row, running: FloatArray) -> WorkloadProfile:
         wider = wider_row(self._published, key)

@@ -9,27 +9,24 @@ not by when it ended: a window over ends would hold, beside the long requests th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
 from qlm_core.length_curve import BINS, UPPERS, FloatArray, LengthCurve, bin_of
+from qlm_core.workload_profile import WORKLOAD_PRIOR
 
 RESCALE_EXPONENT = 60.0
 """Weights grow by e^60 before all are divided."""
 WEIGHT_MIN = 1e-3
 """A finish that weighs less says nothing any more."""
-OUTLIER_FACTOR = 8.0
-"""An output longer than this times what is usual in the class counts as so long. A class that really grew shows several of them, which are
-usual then, and so its bound grows."""
 OUTLIERS_MAX = 3.0
-USUAL_SHARE_MAX = 0.995
-"""Usual is what all but so many of its finishes stay below, or this share of them."""
-BOUND_EVERY = 16
-"""Finishes between two looks at what is usual."""
-SAMPLES_TRUSTED = 20.0
-USUAL_SHARE_MIXED = 0.95
-"""With fewer finishes than this, usual is what this share of the class and the wider one together stay below."""
+"""Finishes of a class, faded, that may be outliers: usual is what all but so many stay below. A class that really grew shows more of them,
+which are usual then, and so its bound grows."""
+OUTLIER_FACTOR = 8.0
+"""An output longer than this times what is usual in the class, or in the prior, counts as so long."""
+USUAL_TOKENS = WORKLOAD_PRIOR.output_curve().quantile(0.95)
+"""Of a class of which nothing is known."""
 
 _MIDDLES: FloatArray = (np.array([1, *(upper + 1 for upper in UPPERS[:-1])]) + np.array(UPPERS)) / 2.0
 """Of the bins, in tokens."""
@@ -45,38 +42,30 @@ class FadingLengths:
         self._ended: FloatArray = np.zeros(BINS)
         self._tokens: FloatArray = np.zeros(BINS)
         self._given_up: FloatArray = np.zeros(BINS)
-        self._bound_tokens = math.inf
-        self._bound_clock = -math.inf
+        self._bound_tokens = OUTLIER_FACTOR * USUAL_TOKENS
 
     def restore(self, samples: float, curve: LengthCurve, mean_tokens: float) -> None:
         """Begins with a published curve and mean, as of so many finishes now."""
         self.clock = 1.0
         self._ended = curve.shares * samples
         self._tokens = self._ended * _MIDDLES * (mean_tokens / float(curve.shares @ _MIDDLES))
+        self._bound()
 
-    def finish(self, output_tokens: float, started: float, wider: Callable[[], LengthCurve]) -> None:
-        """A request made so many tokens and ended. `started`: this class's clock at its start. `wider`: gives
-        what the class leans on."""
+    def finish(self, output_tokens: float, started: float) -> None:
+        """A request made so many tokens and ended. `started`: this class's clock at its start."""
         self._rescale()
-        if self.clock - self._bound_clock >= BOUND_EVERY:
-            self._bound_tokens = OUTLIER_FACTOR * self._usual_most(wider())
-            self._bound_clock = self.clock
         tokens = min(output_tokens, self._bound_tokens)
         self.clock += 1.0
         weight, index = self._weight(started), bin_of(tokens)
         self._ended[index] += weight
         self._tokens[index] += weight * tokens
+        self._bound()
 
     def give_up(self, produced_tokens: float, started: float) -> None:
         """A request was cancelled, expired or failed after so many tokens."""
         self._rescale()
         if produced_tokens >= 1.0:
             self._given_up[bin_of(min(produced_tokens, self._bound_tokens))] += self._weight(started)
-
-    @property
-    def samples(self) -> float:
-        """Finishes, faded."""
-        return float(self._ended.sum()) * self._now()
 
     def censored(self, running: FloatArray) -> float:
         """Requests that are only known to be longer than something, faded."""
@@ -117,14 +106,10 @@ class FadingLengths:
         mean = float(curve.shares @ means)
         return mean, max(0.0, float(curve.shares @ means**2) - mean * mean)
 
-    def _usual_most(self, wider: LengthCurve) -> float:
-        samples = self.samples
-        own = self.curve(np.zeros(BINS), wider)
-        if own is None:
-            return wider.quantile(USUAL_SHARE_MIXED)
-        if samples >= SAMPLES_TRUSTED:
-            return own.quantile(min(USUAL_SHARE_MAX, 1.0 - OUTLIERS_MAX / samples))
-        return own.mixed(wider, samples / (samples + SAMPLES_TRUSTED)).quantile(USUAL_SHARE_MIXED)
+    def _bound(self) -> None:
+        above = np.cumsum(self._ended[::-1])[::-1] * self._now()
+        usual = UPPERS[int(np.count_nonzero(above > OUTLIERS_MAX)) - 1] if above[0] > OUTLIERS_MAX else 0
+        self._bound_tokens = OUTLIER_FACTOR * max(usual, USUAL_TOKENS)
 
     def _weight(self, started: float) -> float:
         return math.exp(self._rate * (min(started, self.clock) - self._origin))

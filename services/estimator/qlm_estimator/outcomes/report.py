@@ -13,19 +13,18 @@ from enum import StrEnum
 
 import numpy as np
 
+from qlm_core.calibration import CalibratedTime
 from qlm_core.normal_arrays import Floats
 from qlm_estimator.newest_rows import put_newest
-from qlm_estimator.predictions import Judged, Predicted, PredictedQuantiles, depth_class
+from qlm_estimator.predictions import AGE_MAX_S, OUTSTANDING_MAX, Judged, Predicted, PredictedQuantiles, depth_class
 
 WINDOW_MAX_S = 3600.0
 """Longest window of a report."""
 CLASSES_MAX = 64
 """SLO classes that are counted apart. An agent names a class."""
 OTHER_CLASS = "other"
-PREDICTIONS_MAX = 10_000
-"""Predictions whose requests have not ended, and predictions that are judged."""
-PREDICTION_AGE_MAX_S = 6 * 3600.0
-"""A prediction this old gives its place to a new one: the end of its request was missed, or nobody waits for it."""
+JUDGED_MAX = 10_000
+"""Predictions that are judged."""
 UNPREDICTED_MAX = 10_000
 """Last ends without a prediction: a short request may end before its gateway reports the prediction, about a second later at most."""
 R2_SAMPLES_MIN = 10
@@ -49,13 +48,6 @@ class Count(StrEnum):
     MODELS_SWAPPED = "models_swapped"
     MODELS_WARMED = "models_warmed"
     GROUPS_MOVED = "groups_moved"
-
-
-class PredictedTime(StrEnum):
-    """See estimator.proto."""
-
-    WAIT = "wait"
-    COMPLETION = "completion"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +87,7 @@ class ClassReport:
 class CalibrationRow:
     """See CalibrationRow in estimator.proto; `depth` "" stands for any."""
 
-    time: PredictedTime
+    time: CalibratedTime
     depth: str
     samples: int
     within_p50: float
@@ -124,7 +116,7 @@ class Outcomes:
         self._classes: set[str] = set()
         self._predictions: OrderedDict[str, Predicted] = OrderedDict()
         self._unpredicted: OrderedDict[str, Ended] = OrderedDict()
-        self._judged: deque[Judged] = deque(maxlen=PREDICTIONS_MAX)
+        self._judged: deque[Judged] = deque(maxlen=JUDGED_MAX)
 
     def count(self, at_s: float, what: str, by: int = 1, slo_class: str = "") -> None:
         """An event. A time before the last one counts at the last one."""
@@ -148,14 +140,13 @@ class Outcomes:
         return None
 
     def predict(self, predicted: Predicted) -> Judged | None:
-        """A client was shown this; judged at once where the request has ended already. Where there is no room a new prediction is left out
-        rather than an old one: the longest waits would never be judged."""
+        """A client was shown this; judged at once where the request has ended already. At most OUTSTANDING_MAX are kept."""
         ended = self._unpredicted.pop(predicted.queue_id, None)
         if ended is not None:
             return self._judge(predicted, ended)
-        while self._predictions and next(iter(self._predictions.values())).at_s < predicted.at_s - PREDICTION_AGE_MAX_S:
+        while self._predictions and next(iter(self._predictions.values())).at_s < predicted.at_s - AGE_MAX_S:
             self._predictions.popitem(last=False)
-        if len(self._predictions) < PREDICTIONS_MAX:
+        if len(self._predictions) < OUTSTANDING_MAX:
             self._predictions[predicted.queue_id] = predicted
         return None
 
@@ -183,7 +174,7 @@ class Outcomes:
         )
 
     def calibration_since(self, from_s: float) -> tuple[CalibrationRow, ...]:
-        """Of the predictions that were judged from then on, PREDICTIONS_MAX at the most."""
+        """Of the predictions that were judged from then on, JUDGED_MAX at the most."""
         return calibration_rows([judged for judged in self._judged if judged.at_s >= from_s])
 
     def _judge(self, predicted: Predicted, ended: Ended) -> Judged:
@@ -222,7 +213,7 @@ def calibration_rows(judged: Sequence[Judged]) -> tuple[CalibrationRow, ...]:
     return tuple(
         _row(time, depth, known)
         for depth in sorted(places, key=lambda depth: (int(depth.rstrip("+") or "-1"), depth))
-        for time, numbers in ((PredictedTime.WAIT, waits), (PredictedTime.COMPLETION, completions))
+        for time, numbers in ((CalibratedTime.WAIT, waits), (CalibratedTime.COMPLETION, completions))
         if len(known := numbers[places[depth]][~np.isnan(numbers[places[depth], 3])])
     )
 
@@ -232,7 +223,7 @@ def _numbers(quantiles: PredictedQuantiles | None, actual_s: float | None) -> tu
     return (math.nan,) * 4 if quantiles is None or actual_s is None else (quantiles.p50_s, quantiles.p90_s, quantiles.p99_s, actual_s)
 
 
-def _row(time: PredictedTime, depth: str, known: Floats) -> CalibrationRow:
+def _row(time: CalibratedTime, depth: str, known: Floats) -> CalibrationRow:
     """`known`: shape (samples, 4): p50, p90, p99 and the actual time."""
     actual_s = known[:, 3]
     errors_s = actual_s[:, None] - known[:, :3]

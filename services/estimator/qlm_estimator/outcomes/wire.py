@@ -10,8 +10,9 @@ from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.distribution import Normal
-from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport, PredictedTime
+from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport
 from qlm_estimator.predictions import Judged, Predicted, PredictedQuantiles, quantiles_of
+from qlm_process.wire.profile import TIME_NUMBERS
 
 LATENCY_MAX_S = 365 * 86_400.0
 """Longer than any objective or expiry: what an agent or a gateway claims beyond it is not believed."""
@@ -29,10 +30,6 @@ _ENDS = {
     events_pb2.EVENT_KIND_FAILED: Count.FAILED,
     events_pb2.EVENT_KIND_CANCELLED: Count.CANCELLED,
     events_pb2.EVENT_KIND_EXPIRED: Count.EXPIRED,
-}
-_TIMES = {
-    PredictedTime.WAIT: estimator_pb2.PREDICTED_TIME_WAIT,
-    PredictedTime.COMPLETION: estimator_pb2.PREDICTED_TIME_COMPLETION,
 }
 _REQUEUED = {"evicted": Count.EVICTED, "lost": Count.RECOVERED}
 
@@ -66,7 +63,7 @@ def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:
     return estimator_pb2.Outcomes(
         window_s=report.window_s,
         classes=[estimator_pb2.ClassOutcomes(**asdict(each)) for each in report.classes],
-        calibration=[estimator_pb2.CalibrationRow(**{**asdict(row), "time": _TIMES[row.time]}) for row in report.calibration],
+        calibration=[estimator_pb2.CalibrationRow(**{**asdict(row), "time": TIME_NUMBERS[row.time]}) for row in report.calibration],
         operations=estimator_pb2.Operations(**{name: count for name, count in counts.items() if name in operations}),
         **{name: count for name, count in counts.items() if name not in operations},
     )

@@ -53,13 +53,12 @@ class BaseRows:
                 put_newest(self._from_facts, row.key, row, ROWS_MAX)
         return row
 
-    def take(self, rows: Iterable[HardwareProfile]) -> int:
-        """Takes the measured rows among these in place of what was there for their pairs; how many there were."""
-        taken = [row for row in rows if not row.instance and row.origin == ORIGIN_MEASURED]
-        for row in taken:
-            self._from_facts.pop(row.key, None)
-            put_newest(self._measured, row.key, row, ROWS_MAX)
-        return len(taken)
+    def take(self, rows: Iterable[HardwareProfile]) -> None:
+        """Takes the measured rows among these in place of what was there for their pairs."""
+        for row in rows:
+            if not row.instance and row.origin == ORIGIN_MEASURED:
+                self._from_facts.pop(row.key, None)
+                put_newest(self._measured, row.key, row, ROWS_MAX)
 
     def rows(self) -> tuple[HardwareProfile, ...]:
         """All of them, those from facts as far as they were asked for."""

@@ -4,18 +4,22 @@ A run that made n tokens took n - 1 steps from its first token to its end, whate
 what the profile says of the same steps: over as many sequences as decoded beside it, with the prefills that rode along. Prefills go in the
 order of pulls, so these are of the prompts pulled behind it (`activity`). The factor is the ratio of the two
 sums, which fade with the engine time that passes (`MEMORY_S`); they begin with the profile as so many seconds of both (`base_rows`).
+Loads and moves of KV have factors of their own (`operations`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.profile import HardwareProfile
+from qlm_estimator.events import ReportedOperation
 from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.speed.activity import FinishedRun
 from qlm_estimator.speed.base_rows import BaseRows, prior_s
+from qlm_estimator.speed.operations import OperationFactor, learn_operation, operation_factors
 
 MEMORY_S = 30.0
 """Engine time after which an old run weighs 1 / e. Two minutes after a change of the speed, 2% of it is left."""
@@ -23,36 +27,44 @@ MEMORY_S = 30.0
 RATIO_MAX = 16.0
 """A run that took so many times longer or shorter than predicted has another cause than the engine's speed."""
 
-REFERENCE_STEP = (32.0, 16_000.0)
-"""Sequences and context tokens of the step by which two rows of one pair are compared."""
-
-
 PRIOR_SHARE_MIN = 1e-3
 """Of a published row: one that tells less is as sure as with this share."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """Faded sums over the runs: what they took and what `base` says of them. `prior_s`: what is left of the beginning; `runs`: all."""
+    """A model on an instance, held against the row `base` of its pair. Faded sums over the runs: what they took and what `base` says of
+    them. `prior_s`: what is left of the beginning; `runs`: all."""
 
     base: HardwareProfile
     measured_s: float
     predicted_s: float
     prior_s: float
+    operations: dict[str, OperationFactor]
     runs: int = 0
 
     @classmethod
     def of(cls, base: HardwareProfile) -> _Row:
-        return cls(base, prior_s(base), prior_s(base), prior_s(base))
+        return cls(base, prior_s(base), prior_s(base), prior_s(base), operation_factors(base))
 
     @property
     def slowdown(self) -> float:
         return self.measured_s / self.predicted_s
 
-    @property
-    def prior_share(self) -> float:
-        """How much of `slowdown` is the profile's."""
-        return self.prior_s / self.predicted_s
+    def published(self, instance: str) -> HardwareProfile:
+        """The row of the instance; `prior_share`: how much of its `slowdown` is the profile's."""
+        operations: dict[str, Any] = {name: each.slowdown for name, each in self.operations.items()}
+        share = self.prior_s / self.predicted_s
+        return replace(self.base, instance=instance, slowdown=self.slowdown, samples=self.runs, prior_share=share, **operations)
+
+    def restore(self, profile: HardwareProfile) -> None:
+        """Takes what a published row tells of runs and of operations; where it tells of none, what is known stays."""
+        if profile.samples:
+            self.predicted_s = prior_s(self.base) / max(profile.prior_share, PRIOR_SHARE_MIN)
+            self.measured_s, self.prior_s = profile.slowdown * self.predicted_s, profile.prior_share * self.predicted_s
+            self.runs = profile.samples
+        for name, each in self.operations.items():
+            each.restore(getattr(profile, name))
 
     def add(self, measured_s: float, predicted_s: float, engine_s: float) -> None:
         """A run; `engine_s`: its share of the engine's time."""
@@ -64,7 +76,9 @@ class _Row:
 
 
 class SpeedLearner:
-    """Rows for (instance, profile name). At most `rows_max`: the one that was not updated for the longest goes first."""
+    """Rows for (instance, profile name). At most `rows_max`: the one that was not updated for the longest goes first. A row begins afresh
+    where its instance has other GPUs, or its pair another row: that was measured, and what a factor on the old one said is learned again
+    within MEMORY_S."""
 
     def __init__(self, *, base: BaseRows, rows_max: int) -> None:
         self._base = base
@@ -72,28 +86,21 @@ class SpeedLearner:
         self._rows: dict[tuple[str, str], _Row] = {}
 
     def restore(self, profiles: tuple[HardwareProfile, ...]) -> None:
-        """Takes published or imported rows as the state, in place of what is there for them; learned rows of pairs of which nothing is
-        known any more are dropped."""
-        if self._base.take(profiles):
-            published = {(row.instance, row.model): row for row in self.profiles() if row.instance}
-            for key, row in self._rows.items():
-                base = self._base.of(*row.base.key)
-                if base is not None and base != row.base:
-                    self._rows[key] = _restored(published[key], base)
+        """Takes published or imported rows as the state, in place of what is there for them; learned rows that are held against another
+        row of their pair than the one that counts now are dropped."""
+        self._base.take(profiles)
+        self._rows = {key: row for key, row in self._rows.items() if self._base.of(*row.base.key) == row.base}
         for profile in profiles:
             base = self._base.of(*profile.key)
-            key = (profile.instance, profile.model)
-            if profile.instance and base is not None and (key in self._rows or len(self._rows) < self._rows_max):
-                self._rows[key] = _restored(profile, base)
+            if base is not None and profile.instance and base == profile.as_pair():
+                row = self._row(profile.instance, base)
+                row.restore(profile)
+                put_newest(self._rows, (profile.instance, profile.model), row, self._rows_max)
 
     def hardware(self, instance: InstanceFacts, profile_name: str) -> HardwareProfile | None:
-        """What is believed now of a model on an instance, by the instance's own clock; None for a pair without a profile."""
+        """What is believed now of a model's steps on an instance, by the instance's own clock; None for a pair without a profile."""
         base = self._base.of(instance.gpu, instance.n_gpu, profile_name)
-        if base is None:
-            return None
-        row = self._rows.get((instance.name, profile_name))
-        known = row is not None and row.base == base
-        return replace(base, slowdown=row.slowdown if known and row is not None else 1.0).scaled(instance.time_scale)
+        return None if base is None else replace(base, slowdown=self._row(instance.name, base).slowdown).scaled(instance.time_scale)
 
     def slowdown(self, instance: str, profile_name: str) -> float:
         """How slow an instance is believed to be beside the row of its pair; 1 where nothing was learned."""
@@ -109,29 +116,28 @@ class SpeedLearner:
         measured_s = run.seconds * instance.time_scale
         if not predicted_s / RATIO_MAX < measured_s < predicted_s * RATIO_MAX:
             return False
-        key = (instance.name, profile_name)
-        row = self._rows.get(key)
-        if row is None or row.base != base:  # new, or the instance has other GPUs now, or its pair another row
-            row = _Row.of(base)
+        row = self._row(instance.name, base)
         row.add(measured_s, predicted_s, measured_s / max(1.0, run.sequences))
-        put_newest(self._rows, key, row, self._rows_max)
+        put_newest(self._rows, (instance.name, profile_name), row, self._rows_max)
+        return True
+
+    def add_operation(self, instance: InstanceFacts, profile_name: str, operation: ReportedOperation) -> bool:
+        """One load or move of KV; False if it is left out."""
+        base = self._base.of(instance.gpu, instance.n_gpu, profile_name)
+        row = None if base is None else self._row(instance.name, base)
+        if row is None or not learn_operation(row.operations, row.base, operation, instance.time_scale):
+            return False
+        put_newest(self._rows, (instance.name, profile_name), row, self._rows_max)
         return True
 
     def profiles(self) -> tuple[HardwareProfile, ...]:
         """The rows of pairs, then the learned ones by key."""
-        learned = (
-            replace(row.base, instance=instance, slowdown=row.slowdown, samples=row.runs, prior_share=row.prior_share)
-            for (instance, _), row in sorted(self._rows.items(), key=lambda each: each[0])
-        )
-        return (*self._base.rows(), *learned)
+        return (*self._base.rows(), *(self._rows[key].published(key[0]) for key in sorted(self._rows)))
 
-
-def _restored(profile: HardwareProfile, base: HardwareProfile) -> _Row:
-    """The sums that a published row must have had, held against another row of its pair if that is what there is now."""
-    predicted_s = prior_s(profile) / max(profile.prior_share, PRIOR_SHARE_MIN)
-    step_s, was_s = (row.decode_step_s(*REFERENCE_STEP) for row in (base, replace(profile, slowdown=1.0)))
-    measured_s = profile.slowdown * was_s / step_s * predicted_s
-    return _Row(base, measured_s, predicted_s, profile.prior_share * predicted_s, profile.samples)
+    def _row(self, instance: str, base: HardwareProfile) -> _Row:
+        """The row of an instance held against `base`, a new one where there is none."""
+        row = self._rows.get((instance, base.model))
+        return row if row is not None and row.base == base else _Row.of(base)
 
 
 def _predicted_s(base: HardwareProfile, run: FinishedRun, steps: int) -> float:
