@@ -20,6 +20,7 @@ from qlm_gateway.batches.folder import BatchFolder
 from qlm_gateway.config import GatewayConfig, aliases_of, catalogue_of, open_texts
 from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.batch_routes import BatchRoutes
+from qlm_gateway.front.http.page import PageRoutes
 from qlm_gateway.front.http.server import HttpFront
 from qlm_gateway.front.http.tools import tool_form_of
 from qlm_gateway.front.service import GatewayService
@@ -106,6 +107,7 @@ class Gateway:
             new_id,
             callers,
             config.security,
+            PageRoutes(service, queue, callers, settings.name, config.security.credentials(), monotonic),
             BatchRoutes(folder, settings.batches, callers, now_s, settings.http.body_timeout_s) if folder is not None else None,
             tool_forms_of(config.models, texts, aliases),
             is_serving=lambda: not self._watch.away and not self._hub.draining,
