@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 import structlog
 from opentelemetry.trace import TracerProvider
 
 from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
+from qlm_core.errors import Unavailable
 from qlm_core.overload import Overload
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.admission.entry import Entry
@@ -25,6 +28,7 @@ from qlm_gateway.front.http.server import HttpFront
 from qlm_gateway.front.http.tools import tool_form_of
 from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.outlook.model_load import ModelLoad
 from qlm_gateway.outlook.updates import OutlookUpdates
 from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.streams.hub import StreamHub
@@ -43,6 +47,8 @@ SERVICE_NAME = "qlm.api.v1.Gateway"
 HEALTH_EVERY_S = 0.25
 STOP_GRACE_S = 1.0
 """For calls that are not streams, after the drain."""
+SCRAPE_TIMEOUT_S = 1.0
+"""Of reading the queue for a scrape of the metrics."""
 FAREWELL_S = 0.5
 """For streams to get their end; one that reads nothing is cut off."""
 
@@ -131,6 +137,7 @@ class Gateway:
         if not await reach_queue(self._queue, self._clock, stop):
             return
         background = asyncio.create_task(self._run_background())
+        self.metrics.model_loads.read = partial(self._model_loads, asyncio.get_running_loop())
         stopping = asyncio.create_task(stop.wait())
         try:
             await self._server.start()
@@ -145,11 +152,21 @@ class Gateway:
             await self._drain()
         finally:
             stopping.cancel()
+            self.metrics.model_loads.read = lambda: None
             await self._server.stop(0.0)  # first: calls in progress use what runs in the background
             await self._http.stop()
             background.cancel()
             await asyncio.wait([background])
             await self._clock.stop()
+
+    def _model_loads(self, loop: asyncio.AbstractEventLoop) -> Mapping[str, ModelLoad] | None:
+        """For the thread of a scrape; None where the queue is away."""
+        reading = asyncio.run_coroutine_threadsafe(self._watch.model_loads(), loop)
+        try:
+            return reading.result(SCRAPE_TIMEOUT_S)
+        except (TimeoutError, Unavailable, CancelledError):
+            reading.cancel()
+            return None
 
     async def _run_background(self) -> None:
         async with asyncio.TaskGroup() as tasks:

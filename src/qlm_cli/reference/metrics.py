@@ -33,7 +33,7 @@ def documented(service: str) -> Iterator[tuple[str, str, str]]:
     metrics = getattr(import_module(module), attribute)()
     assert isinstance(metrics, Metrics)
     for family in sorted(metrics.registry.collect(), key=lambda family: family.name):
-        if family.name.startswith("qlm_"):
+        if family.name.startswith(("qlm_", "vllm:", "gen_ai_")):
             yield family.name + ("_total" if family.type == "counter" else ""), family.type, family.documentation
 
 
