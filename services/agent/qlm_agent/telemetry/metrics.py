@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from opentelemetry.trace import TracerProvider
+from opentelemetry.util.types import AttributeValue
 from prometheus_client import Counter, Gauge
 
 from qlm.api.v1 import instance_pb2
@@ -101,13 +102,14 @@ class AgentTelemetry:
         finish = item.ending.finish
         if finish is None:
             request[gen_ai.ERROR_TYPE] = item.ending.reason
-        answer = {
+        answer: dict[str, AttributeValue] = {
             gen_ai.RESPONSE_ID: held.pulled.key.request_id,
             gen_ai.RESPONSE_MODEL: held.model,
             gen_ai.INPUT_TOKENS: held.prompt_tokens,
             gen_ai.OUTPUT_TOKENS: item.end,
-            **({} if finish is None else {gen_ai.FINISH_REASONS: (finish.value,)}),
         }
+        if finish is not None:
+            answer[gen_ai.FINISH_REASONS] = (finish.value,)
         self._spans.record("qlm.complete", held, began_s, ended_s, {**request, **answer})
         histograms = self.metrics.gen_ai
         histograms.record(gen_ai.REQUEST_DURATION, ended_s - held.pulled.accepted_s, request)
