@@ -64,7 +64,9 @@ class Tab:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + PATIENCE_S
         while not (value := await self.evaluate(expression)):
-            assert loop.time() < deadline_s, f"never happened: {what}\n{self.problems}\n{await self.evaluate('document.body.innerText')}"
+            assert loop.time() < deadline_s, (
+                f"never happened: {what}\n{self.problems[-3:]}\n{await self.evaluate('document.body.innerText')}"
+            )
             await asyncio.sleep(POLL_S)
         return value
 

@@ -47,7 +47,7 @@ class World:
     def exported(self) -> dict[str, tuple[float, tuple[float, ...], dict[str, object]]]:
         """Sum, buckets and attributes of each histogram that was recorded once, by name."""
         data = self.reader.get_metrics_data()
-        found = {}
+        found: dict[str, tuple[float, tuple[float, ...], dict[str, object]]] = {}
         for metric in (
             [metric for resource in data.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics] if data else ()
         ):
@@ -55,7 +55,7 @@ class World:
             assert isinstance(metric.data, Histogram)
             (point,) = metric.data.data_points
             assert point.count == 1
-            found[metric.name] = (point.sum, tuple(point.explicit_bounds), dict(point.attributes or {}))
+            found[metric.name] = (point.sum, tuple(point.explicit_bounds), {**(point.attributes or {})})
         return found
 
     def scraped(self, name: str, **more: str) -> float | None:
