@@ -166,6 +166,8 @@ def _plain(value: Any, numbers: Mapping[str, int], payloads: Callable[..., Any] 
                 fields.pop("first_deadline_s")
             if isinstance(value, GroupRecord):
                 fields.pop("next_deadline_s")
+            if isinstance(value, LiveRequest):
+                fields.update((name, fields[name] > 0.0) for name in ("started_s", "first_token_s"))
             if isinstance(value, LivePage):
                 fields["after"] = number(value.after)
             if "queue_id" in fields:

@@ -182,6 +182,28 @@ async def test_find_tells_what_was_accepted(mirror: Mirror) -> None:
         await mirror("find", key_of("r1", "other"))
 
 
+async def test_find_tells_when_it_was_first_pulled_and_first_made_output(scene: Scenario) -> None:
+    """Which an eviction changes nothing of."""
+    mirror = scene.mirror
+
+    async def times() -> tuple[float, float]:
+        found = await mirror("find", key_of("r1"))
+        assert isinstance(found, LiveRequest)
+        return found.started_s, found.first_token_s
+
+    await scene.queue_up("g", "r1")
+    assert await times() == (0.0, 0.0)
+    request = (await scene.pull())["r1"]
+    started_s, _ = await times()
+    assert started_s >= request.accepted_s
+    await mirror("emit", scene.incarnation, [emission(request, 0, [7])])
+    first_token_s = (await times())[1]
+    assert first_token_s >= started_s
+    await mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.EVICTED, b"")
+    await scene.pull()
+    assert await times() == (started_s, first_token_s)
+
+
 async def test_cancel_ends_a_request_in_any_state_and_once(scene: Scenario) -> None:
     mirror = scene.mirror
     await scene.queue_up("g", "running")

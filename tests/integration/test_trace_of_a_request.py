@@ -41,7 +41,7 @@ def sink() -> Iterator[OtlpSink]:
 
 @pytest.fixture
 def cluster(sink: OtlpSink, tmp_path: Path) -> Iterator[RunningCluster]:
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_METRIC_EXPORT_INTERVAL": "200"}
     with RunningCluster(tmp_path / "state", {"agent.simulated.time_scale": "20"}, environment) as cluster:
         yield cluster
 
@@ -75,6 +75,21 @@ async def test_the_spans_of_one_request(cluster: RunningCluster, sink: OtlpSink)
     for name in (ACCEPT, *UNDER_ACCEPT):
         assert spans[name].attributes["qlm.request_id"] == "traced"
         assert spans[name].attributes["qlm.model"] == MODEL
+    said = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "qlm", "gen_ai.request.model": MODEL}
+    for name, more in (
+        (ACCEPT, {"gen_ai.request.max_tokens": 40}),
+        ("qlm.complete", {"gen_ai.response.id": "traced", "gen_ai.usage.output_tokens": tokens}),
+    ):
+        attributes = spans[name].attributes
+        assert {key: attributes.get(key) for key in (*said, *more)} == said | more
+        assert attributes["gen_ai.usage.input_tokens"] == stream.result.prompt_tokens
+    async with asyncio.timeout(SPANS_TIMEOUT_S):
+        while len(sink.histograms) < 3:
+            await asyncio.sleep(0.05)
+    assert set(sink.histograms) == {
+        f"gen_ai.server.{name}" for name in ("request.duration", "time_to_first_token", "time_per_output_token")
+    }
+    assert all(found == (said, 1) for found in sink.histograms.values())
     instances = {spans[name].attributes["qlm.instance"] for name in UNDER_ACCEPT if name != "qlm.placement"}
     assert instances == {spans["qlm.decode"].instance}
     assert {spans[name].attributes["qlm.attempt"] for name in ("qlm.pull", "qlm.decode", "qlm.complete")} == {1}

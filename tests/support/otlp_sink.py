@@ -1,4 +1,4 @@
-"""A collector of traces that keeps what it receives."""
+"""A collector of traces and metrics that keeps what it receives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from qlm_load.otlp_sink import Export, attributes_of, served_collector
+from qlm_load.otlp_sink import Export, MetricsExport, attributes_of, served_collector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,12 @@ class ReceivedSpan:
 
 
 class OtlpSink:
-    """Keeps spans; `trace` finds those of one trace."""
+    """Keeps spans; `trace` finds those of one trace. Of histograms it keeps the attributes and the count of the newest export."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._spans: list[ReceivedSpan] = []
+        self.histograms: dict[str, tuple[dict[str, object], int]] = {}
         self.endpoint = ""
 
     @property
@@ -46,11 +47,17 @@ class OtlpSink:
         with self._lock:
             self._spans.extend(_spans(export))
 
+    def take_metrics(self, export: MetricsExport) -> None:
+        found = [metric for resource in export.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics]
+        for metric in found:
+            for point in metric.histogram.data_points:
+                self.histograms[metric.name] = (attributes_of(point.attributes), point.count)
+
 
 @contextmanager
 def running_sink() -> Iterator[OtlpSink]:
     sink = OtlpSink()
-    with served_collector(sink.take) as sink.endpoint:
+    with served_collector(sink.take, sink.take_metrics) as sink.endpoint:
         yield sink
 
 

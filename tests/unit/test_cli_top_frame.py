@@ -167,13 +167,14 @@ def test_values_from_messages() -> None:
     load = instance_pb2.InstanceLoad(
         active_model="a", warm_models=["a", "b"], swapping_to="b", running=3, kv_used_tokens=10, kv_capacity_tokens=100, model_swaps=4,
         completed=7, evictions=1, kv_offloads=2, kv_restores=3, warmings=5, offloaded=6, host_memory_used_bytes=8, host_memory_bytes=9,
-        giving_way="evict (why)",
+        giving_way="evict (why)", batch=5,
     )  # fmt: skip
-    facts = instance_pb2.Instance(incarnation="i/2", gpu="G", n_gpu=2, engine="simulated", draining=True)
+    facts = instance_pb2.Instance(incarnation="i/2", gpu="G", n_gpu=2, engine="simulated", draining=True, models=["a", "b", "c"])
     assert agent_view(agent_pb2.GetAgentStatusResponse(instance=facts, load=load)) == AgentView(
         incarnation="i/2", gpu="G", n_gpu=2, engine="simulated", draining=True, active_model="a", warm_models=("b",), swapping_to="b",
         running=3, offloaded=6, kv_used_tokens=10, kv_capacity_tokens=100, host_memory_used_bytes=8, host_memory_bytes=9, completed=7,
         giving_way="evict (why)", operations={"models_activated": 4, "models_warmed": 5, "evicted": 1, "kv_offloaded": 2, "kv_restored": 3},
+        models=("a", "b", "c"), batch=5,
     )  # fmt: skip
     planned = planner_pb2.PlannedGroup(
         group_id="g", model="a", slo_kind=request_pb2.SLO_KIND_FIRST_TOKEN, slo_class="2s", waiting=4, first_deadline_s=9.0,
@@ -185,4 +186,5 @@ def test_values_from_messages() -> None:
     assert (planned_group_view(planned).waiting, planned_group_view(planned).completion_p90_s) == (4, 12.0)
     assert (group_view(told, planned).waiting, group_view(told, planned).completion_p50_s) == (5, 11.0)
     assert group_view(told, None).completion_p50_s is None
+    assert (group_view(told, planned).late, group_view(told, planned, 2.5).late) == (0.0, 2.5)
     assert group_view(told, planned).slo_kind is SloKind.FIRST_TOKEN

@@ -11,6 +11,7 @@ import structlog
 from qlm_agent.config import AgentConfig
 from qlm_agent.shell.process import AgentProcess
 from qlm_agent.telemetry.metrics import AgentMetrics
+from qlm_process.gen_ai import configure_metering
 from qlm_process.metrics import serve_metrics
 from qlm_process.queue.connection import open_queue
 from qlm_process.service_command import run_command, service_command
@@ -21,6 +22,9 @@ async def _serve(config: AgentConfig, stop: asyncio.Event) -> None:
     metrics = AgentMetrics()
     queue = open_queue(config.queue)
     provider = configure_tracing("agent", config.agent.name)
+    metering = configure_metering("agent", config.agent.name)
+    if metering is not None:
+        metrics.gen_ai.export_to(metering)
     process = AgentProcess(config, queue, metrics, provider)
     endpoint = serve_metrics(metrics.registry, config.telemetry.metrics_host, config.telemetry.metrics_port)
 
@@ -33,6 +37,8 @@ async def _serve(config: AgentConfig, stop: asyncio.Event) -> None:
         await queue.stop()
         await asyncio.to_thread(endpoint.stop)
         await asyncio.to_thread(provider.shutdown)
+        if metering is not None:
+            await asyncio.to_thread(metering.shutdown)
 
 
 TEXT = """Run one instance: pull requests from its virtual queue, drive its engine, and send the tokens.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from qlm_gateway.outlook.model_load import ModelLoadCollector
 from qlm_process.metrics import Metrics
 
 ACCEPT_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -67,3 +68,5 @@ class GatewayMetrics(Metrics):
         self.queue_away = Counter(
             "qlm_gateway_queue_unavailable_total", "Background calls to the queue that failed, by call.", ("call",), registry=self.registry
         )
+        self.model_loads = ModelLoadCollector()
+        self.registry.register(self.model_loads)

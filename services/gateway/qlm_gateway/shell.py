@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 import structlog
 from opentelemetry.trace import TracerProvider
 
 from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
+from qlm_core.errors import Unavailable
 from qlm_core.overload import Overload
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.admission.entry import Entry
@@ -20,10 +23,12 @@ from qlm_gateway.batches.folder import BatchFolder
 from qlm_gateway.config import GatewayConfig, aliases_of, catalogue_of, open_texts
 from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.batch_routes import BatchRoutes
+from qlm_gateway.front.http.page import PageRoutes
 from qlm_gateway.front.http.server import HttpFront
 from qlm_gateway.front.http.tools import tool_form_of
 from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.outlook.model_load import ModelLoad
 from qlm_gateway.outlook.updates import OutlookUpdates
 from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.streams.hub import StreamHub
@@ -42,6 +47,8 @@ SERVICE_NAME = "qlm.api.v1.Gateway"
 HEALTH_EVERY_S = 0.25
 STOP_GRACE_S = 1.0
 """For calls that are not streams, after the drain."""
+SCRAPE_TIMEOUT_S = 1.0
+"""Of reading the queue for a scrape of the metrics."""
 FAREWELL_S = 0.5
 """For streams to get their end; one that reads nothing is cut off."""
 
@@ -106,6 +113,7 @@ class Gateway:
             new_id,
             callers,
             config.security,
+            PageRoutes(service, queue, callers, settings.name, config.security.credentials(), monotonic),
             BatchRoutes(folder, settings.batches, callers, now_s, settings.http.body_timeout_s) if folder is not None else None,
             tool_forms_of(config.models, texts, aliases),
             is_serving=lambda: not self._watch.away and not self._hub.draining,
@@ -129,6 +137,7 @@ class Gateway:
         if not await reach_queue(self._queue, self._clock, stop):
             return
         background = asyncio.create_task(self._run_background())
+        self.metrics.model_loads.read = partial(self._model_loads, asyncio.get_running_loop())
         stopping = asyncio.create_task(stop.wait())
         try:
             await self._server.start()
@@ -143,11 +152,21 @@ class Gateway:
             await self._drain()
         finally:
             stopping.cancel()
+            self.metrics.model_loads.read = lambda: None
             await self._server.stop(0.0)  # first: calls in progress use what runs in the background
             await self._http.stop()
             background.cancel()
             await asyncio.wait([background])
             await self._clock.stop()
+
+    def _model_loads(self, loop: asyncio.AbstractEventLoop) -> Mapping[str, ModelLoad] | None:
+        """For the thread of a scrape; None where the queue is away."""
+        reading = asyncio.run_coroutine_threadsafe(self._watch.model_loads(), loop)
+        try:
+            return reading.result(SCRAPE_TIMEOUT_S)
+        except (TimeoutError, Unavailable, CancelledError):
+            reading.cancel()
+            return None
 
     async def _run_background(self) -> None:
         async with asyncio.TaskGroup() as tasks:

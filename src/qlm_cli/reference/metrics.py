@@ -16,6 +16,15 @@ Each process serves Prometheus metrics at `/metrics` on `telemetry.metrics_host`
 free one: the table that `qlm up` prints and the log event `ready` (`metrics_port`) tell which. Beside those below there are `process_*`
 and `python_info` of the Prometheus client. Units are the last word of a name; a counter ends with `_total`. Counters begin at 0 with
 each start of a process.
+
+Routers and autoscalers that read vLLM read gateways: the `vllm:` metrics by `model_name` are those of the whole queue, the same at each
+gateway, so take the maximum: `max(vllm:num_requests_waiting{model_name="mistral-7b"})`. Each scrape reads the queue, at most every half
+second.
+
+`gen_ai_server_*` are the metrics `gen_ai.server.*` of OpenTelemetry's [conventions for generative
+AI](https://opentelemetry.io/docs/specs/semconv/gen-ai/), from the acceptance on, so with the wait in the queue. They are exported by OTLP,
+too, where OTEL_EXPORTER_OTLP_ENDPOINT is set and OTEL_METRICS_EXPORTER is not `none`. `gen_ai_operation_name` is `chat` where the engine
+gets the chat; one that gets tokens completes text. Requests that end without an agent (cancelled, expired) are not in them.
 """
 
 SERVICES: tuple[tuple[str, str, str], ...] = (
@@ -33,7 +42,7 @@ def documented(service: str) -> Iterator[tuple[str, str, str]]:
     metrics = getattr(import_module(module), attribute)()
     assert isinstance(metrics, Metrics)
     for family in sorted(metrics.registry.collect(), key=lambda family: family.name):
-        if family.name.startswith("qlm_"):
+        if family.name.startswith(("qlm_", "vllm:", "gen_ai_")):
             yield family.name + ("_total" if family.type == "counter" else ""), family.type, family.documentation
 
 

@@ -50,6 +50,9 @@ INSTANCES_MAX = 1_000
 """Instances that are remembered, and so are asked; more are not looked at."""
 
 Answer = TypeVar("Answer")
+Metadata = Sequence[tuple[str, str]]
+StatusOf = Callable[[Metadata], Awaitable[gateway_pb2.QueueStatusResponse]]
+"""Answers QueueStatus for calls with this metadata. Raises QlmError."""
 
 
 class ClusterObserver:
@@ -62,10 +65,13 @@ class ClusterObserver:
         window_s: float = 0.0,
         call_timeout_s: float = CALL_TIMEOUT_S,
         credentials: Credentials | None = None,
+        own_status: StatusOf | None = None,
     ) -> None:
-        """`window_s`: seconds that outcomes are asked for; 0: the estimator's default. `credentials`: by default the
-        environment's."""
+        """`window_s`: seconds that outcomes are asked for; 0: the estimator's default. `credentials`: by default the environment's.
+        `own_status`: of an observer inside a gateway, which then is the one of `gateways`, by any name, and is not called over gRPC."""
         self._credentials = credentials or credentials_of()
+        self._metadata: Metadata = self._credentials.metadata
+        self._own_status = own_status
         self._gateways = list(gateways)
         self._window_s = window_s
         self._timeout_s = call_timeout_s
@@ -86,8 +92,10 @@ class ClusterObserver:
         for channel in channels.values():
             await channel.close(None)
 
-    async def look(self) -> ClusterView:
-        """The cluster now. Raises nothing for parts that are away."""
+    async def look(self, metadata: Metadata | None = None) -> ClusterView:
+        """The cluster now. Raises nothing for parts that are away. `metadata`: of this look's calls, by default the credentials'. One look
+        at a time."""
+        self._metadata = self._credentials.metadata if metadata is None else metadata
         gateway_parts, status = await self._ask_gateways()
         if status is not None:
             self._remember(status)
@@ -134,6 +142,8 @@ class ClusterObserver:
             return PartView(name=name, address=address), await call(address)
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
+        except QlmError as failure:
+            error = failure
         self._follow(name, error)
         return PartView(name=name, address=address, problem=_in_short(error)), None
 
@@ -146,23 +156,23 @@ class ClusterObserver:
             self._estimator = leader
 
     async def _status(self, address: str) -> gateway_pb2.QueueStatusResponse:
+        if self._own_status is not None:
+            return await self._own_status(self._metadata)
         stub: GatewayAsyncStub = GatewayStub(self._channel(address))
-        return await stub.QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=self._timeout_s, metadata=self._credentials.metadata)
+        return await stub.QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=self._timeout_s, metadata=self._metadata)
 
     async def _plan(self, address: str) -> planner_pb2.Plan:
         stub: PlannerAsyncStub = PlannerStub(self._channel(address))
-        return await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=self._timeout_s, metadata=self._credentials.metadata)
+        return await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=self._timeout_s, metadata=self._metadata)
 
     async def _outcomes(self, address: str) -> OutcomesView:
         stub: EstimatorAsyncStub = EstimatorStub(self._channel(address))
         request = estimator_pb2.GetOutcomesRequest(window_s=self._window_s)
-        return outcomes_view(await stub.GetOutcomes(request, timeout=self._timeout_s, metadata=self._credentials.metadata))
+        return outcomes_view(await stub.GetOutcomes(request, timeout=self._timeout_s, metadata=self._metadata))
 
     async def _agent(self, address: str) -> AgentView:
         stub: AgentAsyncStub = AgentStub(self._channel(address))
-        return agent_view(
-            await stub.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=self._timeout_s, metadata=self._credentials.metadata)
-        )
+        return agent_view(await stub.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=self._timeout_s, metadata=self._metadata))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
@@ -197,9 +207,12 @@ def _instances(
 def _groups(name: str, status: gateway_pb2.QueueStatusResponse | None, plan: planner_pb2.Plan | None) -> tuple[GroupView, ...]:
     """The order is the queue's own where a gateway tells it, predictions are the planner's."""
     planned = {group.group_id: group for queue in plan.queues for group in queue.groups} if plan is not None else {}
+    late = {miss.group_id: miss.late for miss in plan.advice.misses} if plan is not None else {}
     if status is not None:
         found = [queue for queue in status.virtual_queues if queue.instance == name]
-        return tuple(group_view(group, planned.get(group.group_id)) for queue in found for group in queue.groups)
+        return tuple(
+            group_view(group, planned.get(group.group_id), late.get(group.group_id, 0.0)) for queue in found for group in queue.groups
+        )
     if plan is not None:
         return tuple(planned_group_view(group) for queue in plan.queues if queue.instance == name for group in queue.groups)
     return ()

@@ -28,7 +28,8 @@ class PartView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
     """A request group on a virtual queue. `first_deadline_s`: 0 or infinite where there is none. `completion_*_s`: predicted end of the
-    whole group, None where it is not known."""
+    whole group, None where it is not known. `late`: requests that the planner's last advice expects to be late, of the groups with the
+    most; 0 of others."""
 
     group_id: str
     model: str
@@ -38,12 +39,14 @@ class GroupView:
     first_deadline_s: float
     completion_p50_s: float | None
     completion_p90_s: float | None
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
     """What an agent says of itself. `offloaded`: requests whose KV is in host memory. `giving_way`: evict or KV swap, and why; "" where
-    nobody gives way. `operations`: LLM serving operations since its start, by name, as in Operations where they are the same."""
+    nobody gives way. `operations`: LLM serving operations since its start, by name, as in Operations where they are the same. `models`:
+    those that it can serve. `batch`: most requests that it runs at once now, 0 during a model swap."""
 
     incarnation: str
     gpu: str
@@ -62,6 +65,8 @@ class AgentView:
     completed: int
     giving_way: str
     operations: dict[str, int]
+    models: tuple[str, ...] = ()
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +149,8 @@ class ClusterView:
         return any(part.name == "gateway" and part.answered for part in self.parts)
 
 
-def group_view(group: gateway_pb2.GroupStatus, planned: planner_pb2.PlannedGroup | None) -> GroupView:
-    """A group as a gateway sees it, with the prediction of the plan."""
+def group_view(group: gateway_pb2.GroupStatus, planned: planner_pb2.PlannedGroup | None, late: float = 0.0) -> GroupView:
+    """A group as a gateway sees it, with the prediction of the plan and the late requests of its advice."""
     predicted = planned is not None and planned.completion_p50_s > 0.0
     return GroupView(
         group_id=group.group_id,
@@ -156,6 +161,7 @@ def group_view(group: gateway_pb2.GroupStatus, planned: planner_pb2.PlannedGroup
         first_deadline_s=group.first_deadline_s,
         completion_p50_s=planned.completion_p50_s if predicted and planned is not None else None,
         completion_p90_s=planned.completion_p90_s if predicted and planned is not None else None,
+        late=late,
     )
 
 
@@ -200,6 +206,8 @@ def agent_view(status: agent_pb2.GetAgentStatusResponse) -> AgentView:
             "kv_offloaded": load.kv_offloads,
             "kv_restored": load.kv_restores,
         },
+        models=tuple(instance.models),
+        batch=load.batch,
     )
 
 

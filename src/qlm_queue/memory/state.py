@@ -81,6 +81,8 @@ class StoredRequest:
             gateway=self.gateway,
             body=self.body,
             text=self.text,
+            started_s=self.started_s,
+            first_token_s=self.first_token_s,
         )
 
 

@@ -100,7 +100,7 @@ def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
     """From `live_answer` of the scripts."""
     hash_key, fixed, state, gateway, group_id, body = answer
     queue_id, number, accepted_ms, _, _ = fixed_fields(fixed)
-    attempt, failed, _, _, form, incarnation = state_fields(state)
+    attempt, failed, started_ms, first_output_ms, form, incarnation = state_fields(state)
     return LiveRequest(
         queue_id=queue_id,
         key=keys.request_key(hash_key.decode()),
@@ -114,6 +114,8 @@ def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
         gateway=gateway.decode(),
         body=body,
         text=form == TEXT,
+        started_s=int(started_ms or 0) / 1000,
+        first_token_s=int(first_output_ms or 0) / 1000,
     )
 
 

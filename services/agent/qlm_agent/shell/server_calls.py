@@ -232,7 +232,7 @@ class ServerCalls:
             if status is StepStatus.DONE:
                 metrics.emitted.inc(item.end - item.start)
                 metrics.ended.labels(state=completion.state.name).inc()
-                self._telemetry.record_completion(held, began_s, ended_s)
+                self._telemetry.record_completion(held, item, began_s, ended_s)
         return _items_answered(effect.call, statuses)
 
     async def _give_back(self, effect: GiveBack, runs: Sequence[HeldRun]) -> Event:

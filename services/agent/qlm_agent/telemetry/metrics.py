@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from opentelemetry.trace import TracerProvider
+from opentelemetry.util.types import AttributeValue
 from prometheus_client import Counter, Gauge
 
 from qlm.api.v1 import instance_pb2
 from qlm.internal.v1 import events_pb2
+from qlm_agent.decisions.effects import CompleteItem
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.port import EngineStats
 from qlm_agent.telemetry.operations import LsoMetrics, LsoRecords
 from qlm_agent.telemetry.spans import RunSpans
+from qlm_core.chat import ChatPrompt
+from qlm_process import gen_ai
 from qlm_process.metrics import Metrics
 
 
@@ -51,6 +55,7 @@ class AgentMetrics(Metrics):
             "qlm_agent_dropped_events_total", "Events of operations that could not be sent to the queue.", registry=registry
         )
         self.preemptions = Gauge("qlm_agent_preemptions", "Runs that the engine preempted since its start.", registry=registry)
+        self.gen_ai = gen_ai.ServerHistograms(registry)
 
 
 class AgentTelemetry:
@@ -86,9 +91,32 @@ class AgentTelemetry:
             # Resumed: an earlier attempt made the first token.
             self._spans.record("qlm.decode", held, held.started_s, held.last_token_s, {"qlm.output_tokens": len(held.output)})
 
-    def record_completion(self, held: HeldRun, began_s: float, ended_s: float) -> None:
-        """The call that wrote the end of the run."""
-        self._spans.record("qlm.complete", held, began_s, ended_s)
+    def record_completion(self, held: HeldRun, item: CompleteItem, began_s: float, ended_s: float) -> None:
+        """The call that wrote the end of the run: the span that has what the conventions say of an answer, and its histograms."""
+        chat = held.request is not None and isinstance(held.request.prompt, ChatPrompt)
+        request = {
+            gen_ai.OPERATION_NAME: gen_ai.CHAT if chat else gen_ai.COMPLETION,
+            gen_ai.PROVIDER_NAME: gen_ai.PROVIDER,
+            gen_ai.REQUEST_MODEL: held.model,
+        }
+        finish = item.ending.finish
+        if finish is None:
+            request[gen_ai.ERROR_TYPE] = item.ending.reason
+        answer: dict[str, AttributeValue] = {
+            gen_ai.RESPONSE_ID: held.pulled.key.request_id,
+            gen_ai.RESPONSE_MODEL: held.model,
+            gen_ai.INPUT_TOKENS: held.prompt_tokens,
+            gen_ai.OUTPUT_TOKENS: item.end,
+        }
+        if finish is not None:
+            answer[gen_ai.FINISH_REASONS] = (finish.value,)
+        self._spans.record("qlm.complete", held, began_s, ended_s, {**request, **answer})
+        histograms = self.metrics.gen_ai
+        histograms.record(gen_ai.REQUEST_DURATION, ended_s - held.pulled.accepted_s, request)
+        if finish is not None and held.first_token_s:
+            histograms.record(gen_ai.TIME_TO_FIRST_TOKEN, held.first_token_s - held.pulled.accepted_s, request)
+            if item.end > 1:
+                histograms.record(gen_ai.TIME_PER_OUTPUT_TOKEN, (held.last_token_s - held.first_token_s) / (item.end - 1), request)
 
     def load(self, load: instance_pb2.InstanceLoad, stats: EngineStats, held_tokens: int) -> None:
         """The agent now."""

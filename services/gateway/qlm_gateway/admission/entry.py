@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
+from opentelemetry.util.types import AttributeValue
 
 from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.request_pb2 import Request, TraceContext
@@ -24,6 +25,7 @@ from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.text.model_text import ModelText
 from qlm_gateway.text.prompts import INLINE_BYTES_MAX, prepare
 from qlm_gateway.wire import accepted_message, body_digest, draft_of, stored_body
+from qlm_process import gen_ai
 from qlm_process.tracing import LateSpan, context_of, traceparent_of, tracestate_of
 from qlm_process.wire import prediction as prediction_wire
 from qlm_queue.port import Queue
@@ -92,7 +94,7 @@ class Entry:
         """Accepts a request, with its frames sent to `gateway` ("" for nowhere). Changes the message. Raises InvalidRequest, NotFound,
         RequestIdConflict, QueueFull (with retry_after_s), Unavailable: it may or may not be in the queue."""
         started_s = self._monotonic()
-        late, attributes, status = self._start_span(request, metadata), dict[str, str](), None
+        late, attributes, status = self._start_span(request, metadata), dict[str, AttributeValue](), None
         try:
             entered = await self._enter(request, gateway, late.span, attributes)
         except QlmError as error:
@@ -105,7 +107,7 @@ class Entry:
         self._metrics.accept_seconds.observe(self._monotonic() - started_s)
         return entered
 
-    async def _enter(self, request: Request, gateway: str, span: Span, attributes: dict[str, str]) -> Entered:
+    async def _enter(self, request: Request, gateway: str, span: Span, attributes: dict[str, AttributeValue]) -> Entered:
         """`span`: what the request is traced under; `attributes`: takes its attributes for the trace."""
         request.DiscardUnknownFields()
         draft = draft_of(request)
@@ -114,7 +116,16 @@ class Entry:
         model = await asyncio.to_thread(checking) if long else checking()
         prompt = await prepare(draft, self._texts[draft.model])
         admitted = admit(draft, model, prompt.tokens, self._limits, self._new_request_id)
-        attributes |= {"qlm.request_id": admitted.key.request_id, "qlm.tenant": admitted.key.tenant, "qlm.model": draft.model}
+        attributes |= {
+            "qlm.request_id": admitted.key.request_id,
+            "qlm.tenant": admitted.key.tenant,
+            "qlm.model": draft.model,
+            gen_ai.OPERATION_NAME: gen_ai.COMPLETION if draft.chat is None else gen_ai.CHAT,
+            gen_ai.PROVIDER_NAME: gen_ai.PROVIDER,
+            gen_ai.REQUEST_MODEL: draft.model,
+            gen_ai.REQUEST_MAX_TOKENS: admitted.output_tokens_max,
+            gen_ai.INPUT_TOKENS: admitted.prompt_tokens,
+        }
         digest = body_digest(request)
         guess = guess_length(draft, admitted, prompt, self._watch.profiles)
         trace = TraceContext(traceparent=traceparent_of(span), tracestate=tracestate_of(span))

@@ -18,6 +18,7 @@ from qlm_core.prediction_views import RequestPrediction
 from qlm_core.profile import ProfileSnapshot
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRate
+from qlm_gateway.outlook.model_load import ModelLoad, model_loads
 from qlm_gateway.outlook.reports import PredictionReport, PredictionSample
 from qlm_gateway.outlook.waits import AcceptedSince, Outlook, RequestShape
 from qlm_process.queue.polls import QueueLooks
@@ -128,6 +129,10 @@ class QueueWatch:
             if self._seen is None or now_s - self._seen[0] >= OVERVIEW_AGE_MAX_S:
                 self._seen = (now_s, await self._looks.look(now_s))
             return self._seen[1]
+
+    async def model_loads(self) -> Mapping[str, ModelLoad]:
+        """What waits and runs by model. Raises Unavailable."""
+        return model_loads(await self.overview(), self._catalogue, self._profiles)
 
     async def read_pauses(self) -> None:
         """After a change of the pauses here: answers and predictions from now on have it. Raises Unavailable."""

@@ -29,6 +29,7 @@ from qlm_gateway.front.http.calls import read_call
 from qlm_gateway.front.http.completions import Completions, UnaryContext, metadata_of
 from qlm_gateway.front.http.errors import HttpError
 from qlm_gateway.front.http.event_stream import ESTIMATED_WAIT
+from qlm_gateway.front.http.page import PAGE_PATH, PageRoutes
 from qlm_gateway.front.http.responses import error_response, json_response, logged_error
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.front.service import GatewayService
@@ -40,7 +41,7 @@ STOP_GRACE_S = 0.5
 """For answers in progress, once the gateway has drained."""
 BACKLOG = 1_024
 NO_FORMS: Mapping[str, str] = {}
-FREE = ("/health", "/readiness")
+FREE = ("/health", "/readiness", PAGE_PATH)
 """Paths that want no key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -48,8 +49,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class HttpFront:
     """Serves `settings.listen`. `is_serving`: the queue is there, and this process is not stopping. `is_draining`: it is stopping.
-    `new_id`: of a call without an idempotency key. `batches`: None: there are no files and batches. Raises ConfigError for an address that
-    may not be listened on. One start and one stop."""
+    `new_id`: of a call without an idempotency key. `page`: stopped with this. `batches`: None: there are no files and batches. Raises
+    ConfigError for an address that may not be listened on. One start and one stop."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class HttpFront:
         new_id: Callable[[], str],
         callers: Callers,
         security: SecuritySettings,
+        page: PageRoutes,
         batches: BatchRoutes | None = None,
         tool_forms: Mapping[str, str] = NO_FORMS,
         *,
@@ -77,6 +79,7 @@ class HttpFront:
         self._new_id = new_id
         self._is_serving = is_serving
         self._completions = Completions(service, self._text_of, lambda: settings.cancel_on_disconnect and not is_draining())
+        self._page = page
         self._batches = batches
         self._tool_forms = tool_forms
         self._calls = 0
@@ -102,6 +105,7 @@ class HttpFront:
                 web.delete("/v1/requests/{id}", self._cancel),
                 web.get("/health", self._health),
                 web.get("/readiness", self._readiness),
+                *self._page.routes(),
                 *(() if self._batches is None else self._batches.routes()),
             ]
         )
@@ -134,6 +138,7 @@ class HttpFront:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+            await self._page.stop()
 
     # Every call -------------------------------------------------------------------------------------------------------
 
