@@ -89,7 +89,7 @@ def test_what_would_be_late_is_refused_and_the_rest_is_in_time() -> None:
     slo = Slo(kind=SloKind.COMPLETION, seconds=20.0)
     requests = [replace(each, model="mistral-7b", output_tokens=200, slo=slo) for each in workload(160)]
     in_time, accepted = [0, 0], 0
-    for seed in (1, 2):
+    for seed in (1, 2, 3):
         free, refusing = (simulate(one, requests, Policy(overload=each), seed=seed) for each in (Overload.BEST_EFFORT, Overload.REFUSE))
         assert not any(outcome.refused for outcome in free.outcomes)
         refused = [outcome for outcome in refusing.outcomes if outcome.refused]
