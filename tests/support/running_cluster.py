@@ -32,7 +32,11 @@ class RunningCluster:
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> RunningCluster:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()  # or it outlives the tests
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
