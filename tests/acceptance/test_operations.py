@@ -20,7 +20,9 @@ import qlm
 from qlm_cli.options import default_config_path
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE
 from qlm_process.cluster.state import ClusterState, ProcessState
-from running_cluster import RunningCluster
+from running_cluster import RunningCluster, gone, wait_until
+
+pytestmark = pytest.mark.xdist_group("operations")
 
 MODEL = "mistral-7b"
 PAUSED = "vicuna-13b"
@@ -171,3 +173,10 @@ def test_a_state_folder_that_cannot_be_written_ends_no_cluster(cluster: RunningC
     in_the_way.rmdir()
     os.kill(next(process.pid for process in cluster.state.processes if process.service == "estimator"), signal.SIGKILL)
     cluster.wait_for(lambda state: any(process.pid != agent.pid and process.service == "agent" for process in state.processes))
+
+
+def test_a_killed_supervisor_takes_all_processes_along(cluster: RunningCluster) -> None:
+    """The last one, for it ends the cluster of this module."""
+    pids = cluster.pids
+    assert cluster.interrupt(signal.SIGKILL) == -signal.SIGKILL
+    wait_until(lambda: all(gone(pid) for pid in pids), GRACE_S, "all processes gone")

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from qlm_cli.root import root
 from running_cluster import RunningCluster
 
 COMMAND_TIMEOUT_S = 90.0
@@ -32,7 +34,8 @@ def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_engine_is_profiled_and_its_rows_reach_a_running_queue(tmp_path: Path) -> None:
+@pytest.mark.xdist_group("cluster")
+def test_an_engine_is_profiled_and_its_rows_reach_a_running_queue(cluster: RunningCluster, tmp_path: Path) -> None:
     done = run("profile", "--name", "h100-0", "--model", "mistral-7b", *FAST, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for word in ("decode_a_ms", "95% interval", "Theta", "qlm-profile.yaml"):
@@ -41,14 +44,13 @@ def test_an_engine_is_profiled_and_its_rows_reach_a_running_queue(tmp_path: Path
     assert (entry["gpu"], entry["n_gpu"], entry["model"]) == ("H100-80GB", 1, "Mistral-7B")
     assert 7.2 * 0.8 < entry["decode_a_ms"] < 7.2 * 1.2
 
-    with RunningCluster(tmp_path / "state", {"agent.simulated.time_scale": "20"}) as cluster:
-        where = ("profiles", "--address", cluster.address)
-        taken = run(*where, "import", "qlm-profile.yaml", folder=tmp_path)
-        assert (taken.returncode, taken.stdout.startswith("1 hardware and 0 workload rows are in version")) == (0, True), taken.stderr
-        shown = json.loads(run(*where, "--json", folder=tmp_path).stdout)
-        assert [row["gpu"] for row in shown["hardware"] if row["origin"] == "measured"] == ["H100-80GB"]
-        exported = run(*where, "export", folder=tmp_path)
-        assert yaml.safe_load(exported.stdout)["hardware"][0]["decode_a_ms"] == entry["decode_a_ms"]
+    where = ("profiles", "--address", cluster.address)
+    taken = run(*where, "import", "qlm-profile.yaml", folder=tmp_path)
+    assert (taken.returncode, taken.stdout.startswith("1 hardware and 0 workload rows are in version")) == (0, True), taken.stderr
+    shown = json.loads(run(*where, "--json", folder=tmp_path).stdout)
+    assert [row["gpu"] for row in shown["hardware"] if row["origin"] == "measured"] == ["H100-80GB"]
+    exported = run(*where, "export", folder=tmp_path)
+    assert entry["decode_a_ms"] in [row["decode_a_ms"] for row in yaml.safe_load(exported.stdout)["hardware"]]
 
 
 def test_json_holds_the_row_its_intervals_and_its_errors(tmp_path: Path) -> None:
@@ -91,11 +93,11 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
         (("--set", "agent.simulated.bias_max=9"), "agent.simulated.bias_max"),
     ],
 )
-def test_wrong_use_is_named(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    done = run("profile", *words, folder=tmp_path)
-    assert done.returncode == 2
+def test_wrong_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(root, ["profile", *words])
+    assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

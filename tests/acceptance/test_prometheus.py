@@ -59,8 +59,9 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
 
 
 @pytest.mark.usefixtures("_prometheus")
-def test_a_running_cluster_feeds_every_panel(tmp_path: Path) -> None:
-    with RunningCluster(tmp_path / "state", {"agent.simulated.time_scale": "50"}) as cluster, qlm.Client(cluster.address) as client:
+@pytest.mark.xdist_group("cluster")
+def test_a_running_cluster_feeds_every_panel(cluster: RunningCluster, tmp_path: Path) -> None:
+    with qlm.Client(cluster.address) as client:
         targets = [f"127.0.0.1:{process.metrics_port}" for process in cluster.state.processes if process.metrics_port]
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},

@@ -22,6 +22,8 @@ from qlm_process.identity.guard import OF_SERVICES
 from qlm_process.identity.keys import Role
 from running_cluster import RunningCluster, wait_until
 
+pytestmark = pytest.mark.xdist_group("secure")
+
 TIMEOUT_S = 60
 FOLLOWED_WITHIN_S = 5.0
 READ = {"planner": "/qlm.api.v1.Planner/GetPlan", "estimator": "/qlm.api.v1.Estimator/GetProfiles", "agent": "/qlm.api.v1.Agent/GetStatus"}

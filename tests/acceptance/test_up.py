@@ -8,25 +8,29 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import openai
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from openai.types.chat import ChatCompletionMessageParam
 
 import qlm
 from qlm_cli.reference.metrics import SERVICES, documented
+from qlm_cli.root import root
 from running_cluster import RunningCluster, gone, wait_until
+
+pytestmark = pytest.mark.xdist_group("cluster")
 
 MODEL = "mistral-7b"
 COMMAND_TIMEOUT_S = 60
 ANSWER_S = 60.0
 METRICS_TIMEOUT_S = 30.0
 CALL_TIMEOUT_S = 30.0
+KILLED = ("gateway-0", "a100-0", "planner-0", "server")
 FAST = {"agent.simulated.time_scale": "20"}
 SLOW = {"agent.simulated.time_scale": "0.05"}
 """An engine step takes so long that nothing ends by itself while a test looks."""
@@ -44,12 +48,6 @@ def command(*arguments: str, text: str | None = None) -> subprocess.CompletedPro
         env=environment,
         check=False,
     )
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    with RunningCluster(tmp_path_factory.mktemp("up") / "state", FAST) as cluster:
-        yield cluster
 
 
 def test_all_processes_serve(cluster: RunningCluster) -> None:
@@ -141,10 +139,10 @@ def test_refusals_are_told_in_one_line(cluster: RunningCluster) -> None:
     assert unknown.returncode == 1
     assert "[UNKNOWN_MODEL]" in unknown.stderr
     assert "Traceback" not in unknown.stderr
-    empty = command(*arguments, "--model", MODEL, text="")
+    empty = CliRunner().invoke(root, [*arguments, "--model", MODEL], input="")
     assert "[EMPTY_PROMPT]" in empty.stderr
-    both = command(*arguments, "--model", MODEL, "--slo", "1", "--priority", "1", "A prompt.")
-    assert both.returncode == 2
+    both = CliRunner().invoke(root, [*arguments, "--model", MODEL, "--slo", "1", "--priority", "1", "A prompt."])
+    assert both.exit_code == 2
 
 
 def test_status_shows_queues_models_and_a_request(cluster: RunningCluster) -> None:
@@ -171,10 +169,14 @@ def test_load_replays_a_workload_and_accounts_for_it(cluster: RunningCluster, tm
 
 def test_a_killed_process_comes_back(cluster: RunningCluster) -> None:
     before = {process.name: process for process in cluster.state.processes}
-    for name in ("gateway-0", "a100-0", "planner-0", "server"):
+    for name in KILLED:
         os.kill(before[name].pid, signal.SIGKILL)
-    cluster.wait_for(lambda state: state.ready and all(process.restarts == 1 for process in state.processes if process.name in
-                     ("gateway-0", "a100-0", "planner-0", "server")))  # fmt: skip
+    cluster.wait_for(
+        lambda state: (
+            state.ready
+            and all(process.restarts == before[process.name].restarts + 1 for process in state.processes if process.name in KILLED)
+        )
+    )
     assert cluster.address == before["gateway-0"].address
     with qlm.Client(cluster.address) as client:
         result = client.generate(MODEL, "After the kills.", slo_s=30, max_tokens=20)
@@ -219,12 +221,18 @@ def test_a_restart_keeps_an_accepted_request_and_a_signal_drains(tmp_path: Path)
     ("setting", "message"),
     [
         ("queue.durability=never", "queue.durability"),
-        ("gateway.listen=nowhere", "gateway.listen"),
-        ("agents.a100-0.models=[nothing]", "a100-0"),
         ("up.nonsense=1", "up.nonsense: unknown setting"),
     ],
 )
 def test_a_wrong_setting_stops_it_with_its_name(tmp_path: Path, setting: str, message: str) -> None:
+    words = ["up", "--state-dir", str(tmp_path / "state"), "--set", "gateways=[{name: gateway-0}]", "--set", setting]
+    ended = CliRunner().invoke(root, words)
+    assert ended.exit_code == 2, ended.output
+    assert message in ended.stderr
+
+
+@pytest.mark.parametrize(("setting", "message"), [("gateway.listen=nowhere", "gateway.listen"), ("agents.a100-0.models=[nothing]", "a100-0")])
+def test_a_wrong_setting_of_a_process_stops_all(tmp_path: Path, setting: str, message: str) -> None:
     ended = command("up", "--state-dir", str(tmp_path / "state"), "--set", "gateways=[{name: gateway-0}]", "--set", setting)
     assert ended.returncode == 2, ended.stderr
     assert message in ended.stderr
@@ -240,10 +248,3 @@ def test_a_process_that_does_not_come_up_fails_it_in_a_line(tmp_path: Path) -> N
     assert ended.returncode == 1, ended.stderr
     assert "not serving after 3 s: gateway-0, planner-0, estimator-0, a100-0, h100-0" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_a_killed_supervisor_takes_all_processes_along(cluster: RunningCluster) -> None:
-    """The last one, for it ends the cluster of this module."""
-    pids = cluster.pids
-    assert cluster.interrupt(signal.SIGKILL) == -signal.SIGKILL
-    wait_until(lambda: all(gone(pid) for pid in pids), 30.0, "all processes gone")

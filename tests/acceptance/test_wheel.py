@@ -15,6 +15,8 @@ import pytest
 
 from running_cluster import RunningCluster
 
+pytestmark = pytest.mark.xdist_group("cluster")
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 110
 PACKAGES = tuple(
@@ -74,8 +76,15 @@ def test_no_package_of_the_tree_is_left_out() -> None:
 
 def test_the_command_runs_from_a_fresh_environment(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
     assert "qlm, version" in run(installed / "bin/qlm", "--version", cwd=tmp_path, env=environment)
-    for command in ("up", "gateway", "planner", "estimator", "agent", "submit", "status", "load"):
-        assert "--help" in run(installed / "bin/qlm", command, "--help", cwd=tmp_path, env=environment)
+    script = """
+from click.testing import CliRunner
+from qlm_cli.root import root
+
+for command in ("up", "gateway", "planner", "estimator", "agent", "submit", "status", "load"):
+    done = CliRunner().invoke(root, [command, "--help"])
+    assert done.exit_code == 0 and "--help" in done.output, (command, done)
+"""
+    run(installed / "bin/python", "-c", script, cwd=tmp_path, env=environment)
 
 
 def test_every_package_is_imported_from_there(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
@@ -111,7 +120,7 @@ def client_only(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: p
     return folder
 
 
-def test_the_client_alone_streams_an_answer(client_only: Path, tmp_path: Path) -> None:
+def test_the_client_alone_streams_an_answer(client_only: Path, cluster: RunningCluster, tmp_path: Path) -> None:
     """Without anything of the server's, from a bare environment, against a running cluster."""
     script = """
 import asyncio, sys, qlm
@@ -123,8 +132,7 @@ async def main():
 assert asyncio.run(main())
 assert not {"click", "numpy", "redis", "structlog", "qlm_cli", "qlm_queue"} & set(sys.modules), sorted(sys.modules)
 """
-    with RunningCluster(tmp_path / "state") as cluster:
-        run(client_only / "bin/python", "-W", "error", "-c", script, cluster.address, cwd=tmp_path)
+    run(client_only / "bin/python", "-W", "error", "-c", script, cluster.address, cwd=tmp_path)
 
 
 def test_the_client_alone_says_what_the_commands_need(client_only: Path, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+
+import pytest
 
 import qlm
 from running_cluster import RunningCluster, gone, wait_until
 
 MODEL = "mistral-7b"
-SETTINGS = {"agent.simulated.time_scale": "20", "estimator.publish_every_s": "0.2"}
 PATIENCE_S = 60.0
 COMMAND_TIMEOUT_S = 30
 
@@ -21,8 +21,9 @@ def ask(client: qlm.Client, request_id: str) -> qlm.Accepted:
     return client.submit(MODEL, f"A prompt of {request_id}.", slo_s=600.0, max_tokens=32, request_id=request_id)
 
 
-def test_gateway_planner_and_agents_go_on_with_the_last_profiles(tmp_path: Path) -> None:
-    with RunningCluster(tmp_path / "state", SETTINGS) as cluster, qlm.Client(cluster.address) as client:
+@pytest.mark.xdist_group("cluster")
+def test_gateway_planner_and_agents_go_on_with_the_last_profiles(cluster: RunningCluster) -> None:
+    with qlm.Client(cluster.address) as client:
         wait_until(lambda: all(model.instances for model in client.models()), PATIENCE_S, "the gateway knows who can serve")
         for number in range(5):
             ask(client, f"before{number}")

@@ -16,6 +16,8 @@ from qlm_core.model import ModelSpec
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
 from running_cluster import RunningCluster
 
+pytestmark = pytest.mark.xdist_group("preemption")
+
 MODEL, OTHER_MODEL = "mistral-7b", "mistral-7b-code"
 VOCABULARY_SIZE = 32_000
 BATCH = 8

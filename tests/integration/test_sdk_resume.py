@@ -15,6 +15,8 @@ from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_toke
 from qlm_process.cluster.state import ClusterState
 from running_cluster import RunningCluster, wait_until
 
+pytestmark = pytest.mark.xdist_group("resume")
+
 MODEL = "mistral-7b"
 VOCABULARY_SIZE = 32_000
 OUTPUT_TOKENS = 700

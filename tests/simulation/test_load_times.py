@@ -15,8 +15,8 @@ from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulat
 from qlm_sim.cluster import Cluster
 
 MODELS = tuple(ModelSpec(name=name, profile=name) for name in ("Mistral-7B", "Vicuna-13B"))
-EVERY_S = 20.0
-TURNS = 24
+EVERY_S = 15.0
+TURNS = 12
 SLOWNESS = 2.5
 
 

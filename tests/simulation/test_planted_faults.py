@@ -25,9 +25,10 @@ SEEDS_MAX = 60
 """A planted fault is found within so many seeds."""
 
 
-def found(words: str, make_queue: MakeQueue = MemoryQueue) -> None:
-    """The seeds find it, and this is what they say of it."""
-    problems = (run_seed(seed, make_queue=make_queue).problem for seed in range(1, SEEDS_MAX + 1))
+def found(words: str, make_queue: MakeQueue = MemoryQueue, first: int = 1) -> None:
+    """The seeds find it, and this is what they say of it. `first`: a seed that found it, which is tried before the others."""
+    seeds = [first, *(seed for seed in range(1, SEEDS_MAX + 1) if seed != first)]
+    problems = (run_seed(seed, make_queue=make_queue).problem for seed in seeds)
     problem = next((problem for problem in problems if problem), "")
     assert words in problem, problem or f"not found by {SEEDS_MAX} seeds"
 
@@ -87,17 +88,17 @@ class EndsTwice(MemoryQueue):
 
 
 @pytest.mark.parametrize(
-    ("make_queue", "words"),
+    ("make_queue", "words", "first"),
     [
-        (RequeuesAtTheEnd, "lost its place"),
-        (NeverFences, "with an old lease is not refused"),
-        (TakesOldAttempts, "changed it though"),
-        (ForgetsArrivals, "waits for ever"),
-        (EndsTwice, "ended twice"),
+        (RequeuesAtTheEnd, "lost its place", 1),
+        (NeverFences, "with an old lease is not refused", 57),
+        (TakesOldAttempts, "changed it though", 6),
+        (ForgetsArrivals, "waits for ever", 1),
+        (EndsTwice, "ended twice", 3),
     ],
 )
-def test_a_fault_of_the_queue(make_queue: MakeQueue, words: str) -> None:
-    found(words, make_queue)
+def test_a_fault_of_the_queue(make_queue: MakeQueue, words: str, first: int) -> None:
+    found(words, make_queue, first)
 
 
 def test_an_agent_that_does_not_hear_that_a_call_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +109,7 @@ def test_an_agent_that_does_not_hear_that_a_call_was_lost(monkeypatch: pytest.Mo
 
 def test_a_planner_that_takes_nothing_back_from_lost_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sweeps, "start_round", lambda self, board: None)  # so it knows of none
-    found("waits for ever")
+    found("waits for ever", first=4)
 
 
 def test_an_engine_that_goes_on_with_the_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from tests.simulation.test_comparison import CLUSTER, workload
 
-from qlm_planner.policy import Order
 from qlm_sim.comparison import PlannedKill, simulate
 from qlm_sim.storms.seed_run import run_seed
 from qlm_sim.world.server import SimServer
@@ -25,10 +24,10 @@ KILLS = (PlannedKill(process="planner", at_s=5.0, down_s=2.0), PlannedKill(proce
 @pytest.mark.parametrize(
     "run",
     [
-        *(lambda order=order: simulate(CLUSTER, workload(40), order, kills=KILLS) for order in (Order.SLO, Order.FCFS)),
+        lambda: simulate(CLUSTER, workload(40), kills=KILLS),
         lambda: run_seed(17, hashed=True).digest,
     ],
-    ids=["slo", "fcfs", "storm"],
+    ids=["comparison", "storm"],
 )
 def test_no_reader_is_missed(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = run()

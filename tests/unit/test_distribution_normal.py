@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from qlm_core.distribution import Normal
 
@@ -39,7 +39,7 @@ def test_refuses_comparisons_with_nan() -> None:
 @given(normals, st.floats(0.001, 0.999))
 def test_quantile_and_tail_agree_with_scipy(x: Normal, probability: float) -> None:
     value = x.quantile(probability)
-    assert value == pytest.approx(norm.ppf(probability, x.mean, x.deviation), rel=1e-9, abs=1e-6)
+    assert value == pytest.approx(x.mean + x.deviation * ndtri(probability), rel=1e-9, abs=1e-6)
     assert x.probability_above(value) == pytest.approx(1.0 - probability, abs=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_scaled_is_no_sum_of_independent_draws(x: Normal, count: int) -> None:
 def test_floored_and_capped_have_the_moments_of_the_clipped_variable(x: Normal, z: float) -> None:
     bound = x.mean + z * x.deviation
     grid = x.mean + x.deviation * np.linspace(-9.0, 9.0, 20_001)
-    weights = norm.pdf(grid, x.mean, x.deviation)
+    weights = np.exp(-0.5 * ((grid - x.mean) / x.deviation) ** 2)
     weights /= weights.sum()
     for clipped, values in ((x.floored(bound), np.maximum(grid, bound)), (x.capped(bound), np.minimum(grid, bound))):
         mean = float((weights * values).sum())

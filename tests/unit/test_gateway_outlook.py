@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -244,21 +243,6 @@ def test_nonsense_in_an_instance_costs_predictions_and_nothing_else() -> None:
     look = outlook(replace(waits, queues=(queue,)))
     assert look.predict_new(REQUEST, MADE_S) is None
     assert len(look.failures) == 1
-
-
-def test_a_prediction_reads_no_more_of_a_long_queue_than_of_a_short_one() -> None:
-    """It costs the same with ten thousand groups as with ten."""
-
-    def best_s(groups: int) -> float:
-        look = outlook(published([group(f"g{number}", 5, 1_010.0 + number) for number in range(groups)]))
-        times = []
-        for _ in range(200):
-            began_s = time.perf_counter()
-            assert look.predict_new(REQUEST, MADE_S) is not None
-            times.append(time.perf_counter() - began_s)
-        return min(times)
-
-    assert best_s(10_000) < 3.0 * best_s(10)
 
 
 def test_keys_are_those_of_groups() -> None:

@@ -111,7 +111,7 @@ def test_the_command_from_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     json_path, picture_path = tmp_path / "matrix.json", tmp_path / "matrix.png"
     options = [
         "--policies",
-        "slo,least_loaded,slo@agent.evict=false",
+        "slo,least_loaded",
         "--seeds",
         "1-2",
         "--json",
@@ -122,9 +122,9 @@ def test_the_command_from_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     result = CliRunner().invoke(main, ["matrix", *options])
     assert result.exit_code == 0, result.output
     whole = json.loads(json_path.read_text())
-    assert whole["policies"] == ["slo", "least_loaded", "slo@agent.evict=false"]
+    assert whole["policies"] == ["slo", "least_loaded"]
     [cell] = whole["cells"]
-    assert len(cell["runs"]) == 6
+    assert len(cell["runs"]) == 4
     assert whole["least_margin"]["best"] is None
     assert picture_path.stat().st_size > 1_000
     assert "small: 20 requests" in CliRunner().invoke(main, ["matrix", "--list"]).output

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from qlm_load.matrix.cells import BATCH_MAX, Cell
 from qlm_load.matrix.runs import CellTask, Measures
@@ -68,7 +68,7 @@ class CellRuns:
         above = np.array([getattr(own[seed], name) - getattr(self.runs[rival][seed], name) for seed in seeds])
         half = 0.0
         if len(seeds) > 1:
-            half = float(student_t.ppf(0.975, len(seeds) - 1) * above.std(ddof=1) / math.sqrt(len(seeds)))
+            half = float(stdtrit(len(seeds) - 1, 0.975) * above.std(ddof=1) / math.sqrt(len(seeds)))
         mean = float(above.mean())
         return Margin(points=round(mean, 2), low=round(mean - half, 2), high=round(mean + half, 2), rival=rival)
 

@@ -225,7 +225,7 @@ async def test_nothing_is_put_in_front_of_the_head_while_the_engine_clears() -> 
 # What comes of it -----------------------------------------------------------------------------------------------------
 
 
-def mixed(seed: int, *, seconds: float = 150.0) -> list[Job]:
+def mixed(seed: int, *, seconds: float = 100.0) -> list[Job]:
     """Interactive requests one by one, batches at once, of three models."""
     chance = random.Random(seed)
     models = ("alpha", "beta", "gamma")

@@ -16,7 +16,6 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import TIERS, Group, group_id_of, traits_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.tenants import weight_of
-from qlm_planner.cost import service_times
 from qlm_planner.cost.estimates import PROMPT_STEP, Estimates
 from qlm_planner.cost.order_cost import (
     BAND,
@@ -268,19 +267,3 @@ def test_the_figures_of_a_class_are_of_the_batch_that_is_reported() -> None:
     assert (after[WORK] > before[WORK]).tolist() == active.tolist()
     slot.report_batch(slot.facts.batch_max)
     assert (rows_of(table, board, "i-0") == before).all()
-
-
-def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tenants come and go: their names are forgotten, and what is there has its times all the same."""
-    monkeypatch.setattr(service_times, "KEYS_MAX", 30)
-    made, board = estimates(), random_board(5)
-    table = ClassTable(estimates=made)
-    before = rows_of(table, board, "i-0")
-    for number in range(40):
-        for each in board.queue_groups("i-0"):
-            each.traits = replace(each.traits, key=replace(each.traits.key, tenant_class=f"1/{number}"))
-        table._traits.clear()  # as groups of their own would have it
-        board.queues["i-0"].reverse()
-        before = before[:, ::-1]
-        assert (rows_of(table, board, "i-0") == before).all()
-        assert len(table._keys) <= 30 + len(board.queue_groups("i-0"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -275,11 +274,9 @@ def test_what_nobody_proves_in_time_is_not_called_proven(solve_with: Callable[[p
         model.rules.add(split - half <= model.off[row])
         model.rules.add(half - split <= model.off[row])
     model.cost = pyo.Objective(expr=sum(model.off[row] for row in range(6)), sense=pyo.minimize)
-    began_s = time.perf_counter()
     found = solve_with(model, 1.0, 1e-6)
     assert found.status is Status.FEASIBLE
     assert found.bound < found.objective
-    assert time.perf_counter() - began_s < 60.0
 
 
 def test_all_its_errors_are_one_to_fall_back_on() -> None:

@@ -15,7 +15,7 @@ from statistics import fmean, median, stdev
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, Prefill
 
@@ -130,7 +130,7 @@ def _linear(
     solved = least_squares(residuals, np.full(len(names), 0.5), bounds=(0.0, np.inf), loss="soft_l1", f_scale=OUTLIER)
     freedom = len(durations_ms) - len(names)
     variance = float(np.sum(np.minimum(np.square(residuals(solved.x)), OUTLIER**2))) / freedom
-    spread = student.ppf(0.5 + CONFIDENCE / 2.0, freedom) * np.sqrt(variance * np.diag(np.linalg.pinv(solved.jac.T @ solved.jac)))
+    spread = stdtrit(freedom, 0.5 + CONFIDENCE / 2.0) * np.sqrt(variance * np.diag(np.linalg.pinv(solved.jac.T @ solved.jac)))
     figures = {
         name: Figure(value=float(value * unit), low=float(max(0.0, value - wide) * unit), high=float((value + wide) * unit))
         for name, value, wide, unit in zip(names, solved.x, spread, units, strict=True)
@@ -144,7 +144,7 @@ def _mean(seconds: Sequence[float]) -> Figure | None:
         return None
     if len(seconds) == 1:
         return Figure(value=seconds[0])
-    wide = float(student.ppf(0.5 + CONFIDENCE / 2.0, len(seconds) - 1)) * stdev(seconds) / math.sqrt(len(seconds))
+    wide = float(stdtrit(len(seconds) - 1, 0.5 + CONFIDENCE / 2.0)) * stdev(seconds) / math.sqrt(len(seconds))
     middle = fmean(seconds)
     return Figure(value=middle, low=max(0.0, middle - wide), high=middle + wide)
 
