@@ -31,7 +31,7 @@ from qlm_queue.values import (
 )
 
 from .own_server import Server, acceptance, need_redis_server
-from .redis_deployments import WAIT_S, Sentinels
+from .redis_deployments import WAIT_S, Sentinels, told
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that a killed server left
 
@@ -145,11 +145,12 @@ class Load:
 
 
 async def fail_over(deployment: Sentinels) -> tuple[Server, float]:
-    """Kills the primary while its replicas stand still, so that they lack its last writes. Returns it, and the seconds until
-    another leads."""
+    """Cuts the primary off from its replicas, which lack its last writes then, and kills it. Returns it, and the seconds until another
+    leads."""
     primary, replicas = await deployment.primary(), await deployment.replicas()
     for replica in replicas:
         replica.send(signal.SIGSTOP)
+    await told(primary.port, "CLIENT", "KILL", "TYPE", "replica")  # else they find the writes in their sockets
     await asyncio.sleep(STALL_S)
     primary.stop(signal.SIGKILL)
     for replica in replicas:
