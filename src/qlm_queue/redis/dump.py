@@ -23,6 +23,7 @@ from qlm_queue.redis.link import RedisLink
 from qlm_queue.values import PLANNER_ROLE, ControlEntry, ControlKind
 
 _PENDING_MAX = 1_000_000
+_READS_AT_ONCE = 1_000
 
 
 async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDump:
@@ -112,7 +113,10 @@ class _Reader:
             places.append((kind, rest))
         queue = self._keys("queue")
         reads += [client.xpending_range(queue, PLANNER_ROLE, "-", "+", _PENDING_MAX), client.xinfo_groups(queue), client.time()]
-        *values, self._pending, self._consumer_groups, (seconds, microseconds) = await asyncio.gather(*reads)
+        found: list[Any] = []
+        for first in range(0, len(reads), _READS_AT_ONCE):
+            found += await asyncio.gather(*reads[first : first + _READS_AT_ONCE])
+        *values, self._pending, self._consumer_groups, (seconds, microseconds) = found
         self._now_s = seconds + microseconds / 1e6
         for (kind, rest), value in zip(places, values, strict=True):
             self._values[kind][rest] = value
