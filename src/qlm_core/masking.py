@@ -7,7 +7,7 @@ import re
 MASK = "***"
 _API_KEY = re.compile(r"\b(qlm_[0-9a-f]{8}_)[0-9a-f]{16,}")
 _SECRETS = re.compile(
-    r"""(?P<before> :// | [?&](?:password|passwd|secret|token|key|api[-_]?key)= )
+    r"""(?P<before> :// | [?&](?:\w+_)?(?:password|passwd|secret|token|key|api[-_]?key)= )
         (?: (?<=://) [^\s'"]* (?=@) | (?<==) [^\s'"&]+ )""",
     re.VERBOSE | re.IGNORECASE,
 )

@@ -81,12 +81,19 @@ class QueueSettings(Section):
     name: str = Field("default", min_length=1, max_length=64, description="Name of the queue; a server can hold many.")
     url: str = Field(
         "",
-        pattern=r"^$|^(redis|rediss|unix)://.+$",
-        description="Server of the queue: redis://, rediss:// or unix://. Empty: the embedded server, which `qlm up` starts.",
+        pattern=r"^$|^(rediss?(\+(sentinel|cluster))?|unix)://.+$",
+        description="Server of the queue: redis://, rediss:// or unix://; redis+sentinel://HOST:PORT,HOST:PORT/MASTER for the primary that "
+        "Sentinels name, redis+cluster://HOST:PORT,HOST:PORT for the queue's node of a Cluster (both with rediss too). Empty: the embedded "
+        "server, which `qlm up` starts.",
     )
     state_dir: str = Field("qlm-state", min_length=1, description="Folder of the embedded server's data and of `qlm up`'s state file.")
     durability: Durability = Field(
-        Durability.PROCESS, description="What an answered call survives: a killed process, or a power loss (disk)."
+        Durability.PROCESS,
+        description="What an answered call survives: a killed process, a power loss (disk), or the loss of the server (replica).",
+    )
+    replicas: Count = Field(1, description="With durability `replica`: how many replicas have what is answered.")
+    replica_wait_s: Seconds = Field(
+        1.0, description="How long a call waits for them; then it is UNAVAILABLE, and may be sent again. Below call_timeout_s."
     )
     bounds: BoundsSettings = Field(default_factory=BoundsSettings, description="Limits of the queue.")
     lease_ttl_s: Seconds = Field(3.0, description="Life of a lease that is not renewed.")
@@ -97,6 +104,10 @@ class QueueSettings(Section):
     def _renews_in_time(self) -> QueueSettings:
         if self.lease_renew_s >= self.lease_ttl_s:
             raise ValueError(f"lease_renew_s ({self.lease_renew_s}) must be below lease_ttl_s ({self.lease_ttl_s})")
+        if self.durability is Durability.REPLICA and not self.url:
+            raise ValueError("durability replica needs a url: the embedded server has no replicas")
+        if self.durability is Durability.REPLICA and self.replica_wait_s >= self.call_timeout_s:
+            raise ValueError(f"replica_wait_s ({self.replica_wait_s}) must be below call_timeout_s ({self.call_timeout_s})")
         return self
 
 

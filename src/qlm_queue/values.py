@@ -21,10 +21,11 @@ ESTIMATOR_ROLE = "estimator"
 
 
 class Durability(StrEnum):
-    """What survives when a call has answered: a killed process, or a power loss."""
+    """What an answered call survives: a killed process, a power loss, or the loss of the server (`replicas` others have it)."""
 
     PROCESS = "process"
     DISK = "disk"
+    REPLICA = "replica"
 
 
 class ControlKind(StrEnum):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import time
 from hashlib import blake2b
 from pathlib import Path
+
+import pytest
 
 from qlm.api.v1.request_pb2 import Request
 from qlm_core.errors import QueueFull, Unavailable
@@ -21,33 +25,53 @@ MEBIBYTE = 1 << 20
 BODY_BYTES = 20_000
 
 
+def need_redis_server() -> None:
+    """Skips the test where there is none; in CI it fails."""
+    if shutil.which("redis-server") is None:
+        assert not os.environ.get("CI"), "no redis-server on PATH; CI needs it"
+        pytest.skip("no redis-server on PATH")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class Server:
     """A redis-server of one's own, which may be started anew with other settings."""
 
     def __init__(self, folder: Path, launcher: tuple[str, ...] = ()) -> None:
         self._folder = folder
         self._launcher = launcher
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self._port}/0"
+        return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self, *settings: str) -> None:
-        always = ["--port", str(self._port), "--dir", str(self._folder), "--save", "", "--appendonly", "yes", "--appendfsync", "no"]
+        always = ["--port", str(self.port), "--dir", str(self._folder), "--save", "", "--appendonly", "yes", "--appendfsync", "no"]
+        self.start_with(*always, *settings)
+
+    def start_with(self, *arguments: str) -> None:
+        """With these alone."""
         self._process = subprocess.Popen(
-            [*self._launcher, "redis-server", *always, *settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*self._launcher, "redis-server", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         deadline_s = time.monotonic() + START_S
         while time.monotonic() < deadline_s:
             with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", self._port)) == 0:
+                if client.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.02)
         raise AssertionError("the server does not answer")
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self._process is not None:

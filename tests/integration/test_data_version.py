@@ -15,6 +15,7 @@ from qlm_core.errors import ConfigError, Unavailable
 from qlm_queue.data_version import DATA_VERSION
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
+from qlm_queue.redis.address import ServerAddress
 from qlm_queue.redis.link import RedisLink
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.redis.scripts import Library, library_source
@@ -41,7 +42,7 @@ async def test_the_first_build_writes_its_version_and_another_refuses(server: Em
 
 async def test_a_start_deletes_the_functions_of_other_builds_and_a_process_of_one_loads_its_own_again(server: EmbeddedServer) -> None:
     library = Library(library_source() + "-- another build")
-    queue, other = RedisQueue(server.url, NAME), RedisLink(server.url, library, call_timeout_s=5.0)
+    queue, other = RedisQueue(server.url, NAME), RedisLink(ServerAddress(server.url, NAME, 5.0), library, 5.0)
     await queue.start()
     async with redis.Redis.from_url(server.url) as client:
         await client.function_load("#!lua name=foreign\nredis.register_function('foreign', function() return 1 end)", True)

@@ -133,7 +133,8 @@ async def test_a_user_without_rights_or_another_protocol_ends_the_start_with_the
         with pytest.raises(ConfigError, match="no permissions"):
             await RedisQueue(server.url.replace("://", "://u:p@")).start()
 
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 

@@ -88,7 +88,7 @@ def test_a_name_without_a_list_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("queue: {durability: never}", r"queue\.durability: .*'process' or 'disk'.*given: 'never'"),
+        ("queue: {durability: never}", r"queue\.durability: .*'process', 'disk' or 'replica'.*given: 'never'"),
         ("queue: {lease_ttl_s: -1}", r"queue\.lease_ttl_s: .*greater than 0.*given: -1"),
         ("queue: {lease_ttl_s: .nan}", r"queue\.lease_ttl_s: .*finite"),
         ("queue: {lease_ttl_s: 1, lease_renew_s: 1}", r"queue: .*lease_renew_s \(1\.0\) must be below lease_ttl_s"),

@@ -20,6 +20,7 @@ from qlm_process.settings import QueueSettings
 from qlm_queue.damage import Damage
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
+from qlm_queue.redis.address import ServerAddress
 
 EXIT_DAMAGED = 1
 SCAN_COUNT = 1_000
@@ -82,7 +83,8 @@ async def _tried_on_a_copy(settings: QueueSettings) -> Sequence[Damage]:
 async def _copy(settings: QueueSettings, url: str) -> None:
     """Raises ConfigError where the server's data is of a version that the embedded server cannot read."""
     pattern = "".join(f"\\{letter}" if letter in "[]*?\\" else letter for letter in Keys(settings.name).prefix) + ":*"
-    source, target = redis.Redis.from_url(settings.url), redis.Redis.from_url(url)
+    source = await ServerAddress(settings.url, Keys(settings.name).prefix, settings.call_timeout_s).client()
+    target = redis.Redis.from_url(url)
     async with source, target:
         async for name in source.scan_iter(match=pattern, count=SCAN_COUNT):
             value, ttl_ms = await source.dump(name), await source.pttl(name)

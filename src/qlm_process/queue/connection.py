@@ -25,6 +25,8 @@ def open_queue(settings: QueueSettings) -> Queue:
         url=settings.url,
         name=settings.name,
         durability=settings.durability,
+        replicas=settings.replicas,
+        replica_wait_s=settings.replica_wait_s,
         bounds=settings.bounds.bounds(),
         call_timeout_s=settings.call_timeout_s,
     )

@@ -20,7 +20,7 @@ START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 
-APPENDFSYNC = {Durability.PROCESS: "no", Durability.DISK: "always"}
+APPENDFSYNC = {Durability.PROCESS: "no", Durability.DISK: "always", Durability.REPLICA: "no"}
 """`everysec` is not among them: it postpones writes while an fsync runs, and then loses acknowledged ones when the server is killed."""
 
 

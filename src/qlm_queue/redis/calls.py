@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import redis.asyncio as redis
 import structlog
@@ -17,12 +17,20 @@ from qlm_queue.damage import Damage, log_damage
 from qlm_queue.data_version import DATA_VERSION, agree_on_version
 from qlm_queue.keys import Keys
 from qlm_queue.redis import answers
+from qlm_queue.redis.address import ServerAddress
 from qlm_queue.redis.link import RETRY_AFTER_S, RecordDamaged, RedisLink
 from qlm_queue.redis.pipe import Pipe
 from qlm_queue.redis.repair import repair_queue
+from qlm_queue.redis.replicas import ReplicaBarrier
 from qlm_queue.redis.scripts import Library, library_source
 from qlm_queue.redis.server_check import ServerWatch, refusals_are_config_errors
 from qlm_queue.values import Bounds, Durability, StepStatus, StreamEntry
+
+Answer = TypeVar("Answer")
+
+LASTING = frozenset({"acquire_lease", "register", "accept", "attach", "cancel", "give_back", "complete", "find", "pause", "resume"})
+"""Calls whose answers somebody outside hears, or forgets what is written by: at durability `replica` they wait for replicas. Of others the
+caller still has what they wrote, and notices that it is gone (`pull`, `emit`: STALE, GAP)."""
 
 REPAIR_GAP_S = 1.0
 """Between two repairs of one process, which its calls began."""
@@ -38,6 +46,8 @@ class RedisCalls:
         name: str = "default",
         *,
         durability: Durability = Durability.PROCESS,
+        replicas: int = 1,
+        replica_wait_s: float = 1.0,
         bounds: Bounds | None = None,
         call_timeout_s: float = 2.0,
         library: str | None = None,
@@ -47,8 +57,13 @@ class RedisCalls:
         self._keys = Keys(name)
         self._bounds = bounds or Bounds()
         self._data_version = data_version
-        self._link = RedisLink(url, Library(library or library_source()), call_timeout_s, self._opened)
-        self._watch = ServerWatch(self._link, self._keys, durability, self._bounds)
+        functions = Library(library or library_source())
+        self._link = RedisLink(ServerAddress(url, self._keys.prefix, call_timeout_s), functions, call_timeout_s, self._opened)
+        self._watch = ServerWatch(self._link, self._keys, durability, replicas, self._bounds)
+        self._barrier: ReplicaBarrier | None = None
+        if durability is Durability.REPLICA:
+            mark = ("FCALL", functions.function("mark"), 1, self._keys.prefix)
+            self._barrier = ReplicaBarrier(self._link, mark, replicas, replica_wait_s)
         self._repair: asyncio.Task[None] | None = None
         self._repaired_s = -math.inf
         self._bound_args: list[Any] = [
@@ -89,6 +104,8 @@ class RedisCalls:
         if repair is not None:
             repair.cancel()
             await asyncio.wait([repair])
+        if self._barrier is not None:
+            await self._barrier.stop()
         await self._link.stop()
 
     async def repair(self, mend: bool) -> Sequence[Damage]:
@@ -101,7 +118,21 @@ class RedisCalls:
         self, function: str, *args: Any, read: Callable[[Any], Any] = lambda answer: answer, within_s: float | None = None
     ) -> Any:
         """`read`: makes a value of the answer."""
+        if function in LASTING:
+            return await self._lasting(lambda: self._sound(lambda: self._ask(function, *args, within_s=within_s), read))
         return await self._sound(lambda: self._ask(function, *args, within_s=within_s), read)
+
+    async def _lasting(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The answer of a call, once it is as durable as the level says. None and empty answers need nothing."""
+        if self._barrier is None:
+            return await call()
+        if not self._link.connected:
+            await self._link.open()
+        reign, before = self._link.reign, self._watch.accepted_count
+        answer = await call()
+        if answer is not None and answer != []:
+            self._watch.counted(before, await self._barrier.confirm(reign), lasting=True)
+        return answer
 
     async def _ask(self, function: str, *args: Any, within_s: float | None = None) -> Any:
         return await self._link.call(function, [self._keys.prefix], [*self._bound_args, *args], within_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from qlm.api.v1.request_pb2 import Request
@@ -22,6 +23,7 @@ from qlm_queue.redis.link import RedisLink
 from qlm_queue.values import PLANNER_ROLE, ControlEntry, ControlKind
 
 _PENDING_MAX = 1_000_000
+_READS_AT_ONCE = 1_000
 
 
 async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDump:
@@ -100,19 +102,21 @@ class _Reader:
     async def read(self) -> None:
         pattern = "".join(f"\\{letter}" if letter in "[]*?\\" else letter for letter in self._keys.prefix) + ":*"
         names = sorted(name.decode() for name in await self._link.run(self._link.client.keys, pattern))
-        pipeline = self._link.client.pipeline(transaction=False)
-        places = []
+        client = self._link.client
+        reads, places = [], []
         for name in names:
             kind, _, rest = name[len(self._keys.prefix) + 1 :].partition(":")
             if kind not in _COMMANDS or bool(rest) != (kind in _WITH_SUFFIX):
                 raise ValueError(f"keys.py does not name {name!r}")
             command, *args = _COMMANDS[kind]
-            getattr(pipeline, command)(name, *args)
+            reads.append(getattr(client, command)(name, *args))
             places.append((kind, rest))
-        pipeline.xpending_range(self._keys("queue"), PLANNER_ROLE, "-", "+", _PENDING_MAX)
-        pipeline.xinfo_groups(self._keys("queue"))
-        pipeline.time()
-        *values, self._pending, self._consumer_groups, (seconds, microseconds) = await self._link.run(pipeline.execute)
+        queue = self._keys("queue")
+        reads += [client.xpending_range(queue, PLANNER_ROLE, "-", "+", _PENDING_MAX), client.xinfo_groups(queue), client.time()]
+        found: list[Any] = []
+        for first in range(0, len(reads), _READS_AT_ONCE):
+            found += await asyncio.gather(*reads[first : first + _READS_AT_ONCE])
+        *values, self._pending, self._consumer_groups, (seconds, microseconds) = found
         self._now_s = seconds + microseconds / 1e6
         for (kind, rest), value in zip(places, values, strict=True):
             self._values[kind][rest] = value

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import redis.asyncio as redis
 from redis import exceptions
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from qlm_core.errors import ConfigError, LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
+from qlm_core.errors import LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
 from qlm_queue.bounds import bytes_full, requests_full
+from qlm_queue.redis.address import ServerAddress
 from qlm_queue.redis.pipe import Pipe
 from qlm_queue.redis.scripts import LIBRARY_PREFIX, READING, Library, is_not_loaded
 
@@ -24,8 +23,10 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 CONNECTIONS_MAX = 32
 RETRY_AFTER_S = 1.0
 # Refusals that pass: by code where the client leaves it in the message, by class where it takes it out.
-_AWAY_CODES = frozenset({"MASTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "UNKILLABLE"})
-_AWAY_ERRORS = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError, exceptions.ClusterDownError, exceptions.NoPermissionError)
+_AWAY_CODES = frozenset({"MISCONF", "BUSY", "UNKILLABLE", "NOREPLICAS"})
+_AWAY_ERRORS = (exceptions.OutOfMemoryError, exceptions.NoPermissionError)
+# Refusals of a server that may not be the queue's any more. ASK is among them: while the slot of a queue moves, no server has all keys.
+_ELSEWHERE_ERRORS = (exceptions.ReadOnlyError, exceptions.AskError, exceptions.TryAgainError, exceptions.ClusterDownError)
 _FAILURES = (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError, redis.InvalidResponse)
 
 
@@ -33,16 +34,34 @@ class RecordDamaged(Exception):
     """The server refuses a call because of what it holds (or of a bug of a script): not for the callers of the port."""
 
 
-class RedisLink:
-    """One server and one library of functions on it. Nothing is retried here: whether a call may be repeated is for its caller to say."""
+class _Typed(redis.Redis):
+    """Forms the client's commands and reads their answers; they travel on the pipe."""
 
-    def __init__(self, url: str, library: Library, call_timeout_s: float, on_open: Callable[[Pipe], Awaitable[None]] | None = None) -> None:
+    def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        super().__init__(protocol=2)
+        self._ask = ask
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        answer = await self._ask(*str(args[0]).split(), *args[1:])
+        options.pop("keys", None)  # for the client's cache
+        read = self.response_callbacks.get(args[0])
+        return answer if read is None else read(answer, **options)
+
+
+class RedisLink:
+    """The server at an address, and one library of functions on it. Each connection is opened to the server that the address names then,
+    and used only where that takes writes. Nothing is retried here: whether a call may be repeated is for its caller to say."""
+
+    def __init__(
+        self, address: ServerAddress, library: Library, call_timeout_s: float, on_open: Callable[[Pipe], Awaitable[None]] | None = None
+    ) -> None:
         """`on_open`: is called with each connection before others use it; what it raises fails the call that opened it."""
-        self._url = url
+        self._address = address
         self._library = library
         self._call_timeout_s = call_timeout_s
         self._on_open = on_open
-        self._calls: redis.Redis | None = None
+        self._started = False
+        self._typed = _Typed(self.ask)
         self._pipe: Pipe | None = None
         self._readers: set[Pipe] = set()  # each has one blocking read at a time
         self._idle_readers: list[Pipe] = []
@@ -50,13 +69,15 @@ class RedisLink:
         self._opening = asyncio.Lock()
         self.connections = 0
         """Pipes opened so far: another one may be to a server that was started anew."""
+        self.reign = ""
+        """`Pipe.reign` of the server that the last connection was opened to."""
 
     async def start(self) -> None:
         """Connects, loads the library and deletes those of other builds: a process of one that still runs loads its own again. Raises
-        Unavailable, or ConfigError for a URL that is none."""
-        if self._calls is not None:
+        Unavailable, and what `on_open` raises."""
+        if self._started:
             return
-        self._calls = self._client()
+        self._started = True
         try:
             await self._load_library()
             await self._delete_other_libraries()
@@ -69,9 +90,7 @@ class RedisLink:
         await self._within(self._call_timeout_s, self._opened)
 
     async def stop(self) -> None:
-        if self._calls is not None:
-            await self._calls.aclose()
-        self._calls = None
+        self._started = False
         async with self._opening:  # one that opens a pipe just now finishes first
             pipes = [*self._worn, *([] if self._pipe is None else [self._pipe]), *self._readers]
             self._pipe, self._worn, self._readers, self._idle_readers = None, [], set(), []
@@ -85,23 +104,21 @@ class RedisLink:
 
     @property
     def local(self) -> bool:
-        """The server is on this machine, or seems so: the url is of a socket or of the loopback."""
-        host: str = self.client.connection_pool.connection_kwargs.get("host", "localhost")
+        """The server is on this machine, or seems so: it is reached by a socket or the loopback."""
+        host = "" if self._pipe is None else self._pipe.host
         return host in {"localhost", "::1"} or host.startswith("127.")
 
     @property
     def client(self) -> redis.Redis:
         """For plain commands through `run`."""
-        if self._calls is None:
-            raise Unavailable("the queue is not started", details={"retry_after_s": f"{RETRY_AFTER_S}"})
-        return self._calls
+        return self._typed
 
     async def run(self, command: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """One command within the call timeout. Raises Unavailable where it may or may not have happened, RecordDamaged for another type."""
-        return await self._within(self._call_timeout_s, lambda: command(*args, **options))
+        """One command of `client`. Raises Unavailable where it may or may not have happened, RecordDamaged for another type."""
+        return await command(*args, **options)
 
     async def ask(self, *command: Any) -> Any:
-        """One command on the pipe, answered as the server writes it: a fraction of what `run` costs. Raises as `run`."""
+        """One command, answered as the server writes it: a fraction of what `run` costs. Raises as `run`."""
         return await self._ask(command)
 
     async def call(self, name: str, keys: list[str], args: list[Any], within_s: float | None = None) -> Any:
@@ -132,34 +149,31 @@ class RedisLink:
                     await self.run(self.client.function_delete, name)
 
     async def _ask(self, command: tuple[Any, ...], within_s: float | None = None) -> Any:
-        """One command on the pipe, within its deadline or the call timeout."""
+        """One command on the pipe, within its deadline or the call timeout. After a deadline of its own the pipe is worn, as by any call
+        that is not answered in time: where answers are lost without a word, another connection is tried."""
         pipe = self._pipe
         try:
             if within_s is not None and within_s < self._call_timeout_s:
-                return await self._ask_soon(command, within_s)
+                pipe = None
+                async with asyncio.timeout(within_s):
+                    pipe = await self._opened()
+                    return await pipe.ask(*command)
             if pipe is not None and self.connected:
                 return await pipe.ask(*command)
             async with asyncio.timeout(self._call_timeout_s):
-                return await (await self._opened()).ask(*command)
-        except _FAILURES as error:
-            raise _unavailable(error) or error from error
-
-    async def _ask_soon(self, command: tuple[Any, ...], within_s: float) -> Any:
-        """One command that cannot wait for the call timeout. The pipe is worn by it as by any that is not answered in time: where
-        answers are lost without a word, whoever asks again is heard on another connection."""
-        pipe = None
-        try:
-            async with asyncio.timeout(within_s):
                 pipe = await self._opened()
                 return await pipe.ask(*command)
-        except TimeoutError:
-            if pipe is not None:
+        except _FAILURES as error:
+            soon = within_s is not None and isinstance(error, TimeoutError)
+            if pipe is not None and (soon or isinstance(error, _ELSEWHERE_ERRORS)):
                 pipe.worn = True
-            raise
+            raise _unavailable(error) or error from error
 
     async def _opened(self) -> Pipe:
         """A pipe for new calls. Those that nobody waits for any more are closed."""
         async with self._opening:
+            if not self._started:
+                raise redis.ConnectionError("the queue is not started")
             if self._pipe is not None and self.connected:
                 return self._pipe
             if self._pipe is not None:
@@ -173,16 +187,33 @@ class RedisLink:
 
     async def _new_pipe(self) -> Pipe:
         self.connections += 1
-        connection = self.client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-        pipe = Pipe(connection, self._call_timeout_s)
+        pipe = Pipe(await self._address.connection(), self._call_timeout_s)
         try:
             await pipe.start()
+            pipe.reign = await reign_of(pipe)
             if self._on_open is not None:
                 await self._on_open(pipe)
         except BaseException:
             await pipe.stop()
             raise
+        if pipe.reign != self.reign:
+            self.reign = pipe.reign
+            self.rediscover()
         return pipe
+
+    async def companion(self) -> Pipe:
+        """Another connection to the server, for its opener to stop. Raises Unavailable."""
+
+        async def opened() -> Pipe:
+            async with self._opening:
+                return await self._new_pipe()
+
+        return await self._within(self._call_timeout_s, opened)
+
+    def rediscover(self) -> None:
+        """The next call opens a connection to the server that the address names then."""
+        if self._pipe is not None:
+            self._pipe.worn = True
 
     async def read_streams(self, stream: str, after: str, block_s: float, count: int) -> list[Entry]:
         """Entries of a stream after an id, waiting up to `block_s`."""
@@ -201,6 +232,8 @@ class RedisLink:
                 reader = await self._idle_reader()
             answer = await reader.ask(*command, *block, *streams, within_s=within_s)
         except redis.ResponseError as error:
+            if isinstance(error, _ELSEWHERE_ERRORS):
+                self.rediscover()
             self._done_with(reader)
             raise _unavailable(error) or error from error
         except BaseException as error:  # also when cancelled: it may still wait on the server, and the next read behind it
@@ -219,7 +252,7 @@ class RedisLink:
     async def _idle_reader(self) -> Pipe:
         while self._idle_readers:
             reader = self._idle_readers.pop()
-            if not reader.broken:
+            if not reader.broken and reader.reign == self.reign:
                 return reader
             self._readers.discard(reader)
             await reader.stop()
@@ -241,31 +274,23 @@ class RedisLink:
         except _FAILURES as error:
             raise _unavailable(error) or error from error
 
-    def _client(self) -> redis.Redis:
-        try:
-            pool = redis.BlockingConnectionPool.from_url(
-                self._url,
-                max_connections=CONNECTIONS_MAX,
-                timeout=self._call_timeout_s,
-                socket_connect_timeout=self._call_timeout_s,
-                socket_timeout=None,
-                retry=Retry(NoBackoff(), 0),
-                retry_on_error=[],
-                protocol=2,
-            )
-        except ValueError as error:
-            raise ConfigError(f"queue.url {self._url!r} must be a redis://, rediss:// or unix:// URL: {error}") from error
-        return redis.Redis.from_pool(pool)
+
+async def reign_of(pipe: Pipe) -> str:
+    """See `Pipe.reign`. Raises ReadOnlyError for a server that takes no writes of its own."""
+    found = dict(line.split(":", 1) for line in (await pipe.ask("INFO", "replication")).decode().split("\r\n") if ":" in line)
+    if found["role"] != "master":
+        raise exceptions.ReadOnlyError("the server is a replica, and takes no writes of its own")
+    return str(found["master_replid"])
 
 
 def _unavailable(error: Exception) -> Exception | None:
     """The error for a server that is away, refuses for now or holds what it should not; None for another refusal."""
     details = {"retry_after_s": f"{RETRY_AFTER_S}"}
     if not isinstance(error, redis.ResponseError):
-        return Unavailable(f"the queue's server is away: {error!r}", details=details)
+        return Unavailable(f"the queue's server is away: {str(error) or repr(error)}", details=details)
     if str(error).startswith("WRONGTYPE"):
         return RecordDamaged(f"the queue's server refuses: {error}")
-    if isinstance(error, _AWAY_ERRORS) or str(error).partition(" ")[0] in _AWAY_CODES:
+    if isinstance(error, (*_AWAY_ERRORS, *_ELSEWHERE_ERRORS)) or str(error).partition(" ")[0] in _AWAY_CODES:
         return Unavailable(f"the queue's server refuses: {error}", details=details)
     return None
 

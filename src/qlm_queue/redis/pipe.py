@@ -42,6 +42,13 @@ class Pipe(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self.worn = False
         self.broken = False
+        self.reign = ""
+        """Of a server that takes writes: the id of its replication, which changes when another takes its place, and never returns."""
+
+    @property
+    def host(self) -> str:
+        """The server's, or "localhost" for a socket's."""
+        return str(getattr(self._connection, "host", "localhost"))
 
     @property
     def idle(self) -> bool:
@@ -149,7 +156,8 @@ class Pipe(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._deadlines.clear()
+        kind = exceptions.InvalidResponse if isinstance(error, exceptions.InvalidResponse) else exceptions.ConnectionError
         while self._under_way:
             future = self._under_way.popleft()
             if not future.done():
-                future.set_exception(exceptions.ConnectionError(str(error)))
+                future.set_exception(kind(str(error)))

@@ -163,7 +163,7 @@ class RedisQueue(RedisCalls):
         return int(await self._call("expire", result))
 
     async def read_frames(self, gateway: str, after: str, block_s: float) -> Sequence[StreamEntry]:
-        return await self._read_stream(self._keys("frames", gateway), b"f", after, block_s, READ_MAX)
+        return await self._lasting(lambda: self._read_stream(self._keys("frames", gateway), b"f", after, block_s, READ_MAX))
 
     # Planner ----------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from importlib import resources
 
 _FILES = (
     "prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "regroup.lua", "plan.lua", "pauses.lua", "agent.lua",
-    "operator.lua", "repair.lua",
+    "operator.lua", "repair.lua", "replicas.lua",
 )  # fmt: skip
 
 LIBRARY_PREFIX = "qlm_"
@@ -23,6 +23,7 @@ WRITING = (
     "arrived", "place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance",
     "pull", "give_back", "emit", "complete",
     "repair_keys", "repair_requests", "repair_groups", "repair_members", "repair_kept", "repair_counts", "condemn",
+    "mark",
 )  # fmt: skip
 READING = ("leader_address", "read_waits", "find", "held", "requests_ahead", "unplaced", "owned", "waiting", "overview", "live_requests")
 

@@ -27,11 +27,14 @@ LOOK_EVERY_S = 0.5
 REWRITE_GAP_S = 10.0
 """Between two rewrites of the server's log that one process begins."""
 
-_APPENDFSYNC_ALLOWED = {Durability.PROCESS: ("no", "always"), Durability.DISK: ("always",)}
+_APPENDFSYNC_ALLOWED = {Durability.PROCESS: ("no", "always"), Durability.DISK: ("always",), Durability.REPLICA: ("no", "always")}
 _SETTINGS = (
     "appendonly", "appendfsync", "stream-node-max-entries", "maxmemory", "maxmemory-policy", "save", "stop-writes-on-bgsave-error", "dir",
     "appenddirname",
 )  # fmt: skip
+REPLICA_LAG_MAX_S = 2
+"""Replicas report each second: one that missed two reports is not counted."""
+
 _LOG_FAILED = "the server cannot write its log of writes (see its own log): what it acknowledges may be lost"
 _LOG_UNWRITTEN = b"aof_last_write_status:err"
 
@@ -80,6 +83,13 @@ def writes_problem(found: Mapping[str, str], info: Mapping[str, Any]) -> str:
     return ""
 
 
+def replicas_problem(info: Mapping[str, Any], replicas: int) -> str:
+    """Why nothing would be confirmed by this many replicas, "" if they are there."""
+    told = (info.get(f"slave{number}", {}) for number in range(int(info.get("connected_slaves", 0))))
+    there = sum(each.get("state") == "online" and int(each.get("lag", 0)) <= REPLICA_LAG_MAX_S for each in told)
+    return f"the server has {there} replicas that follow it, and queue.replicas is {replicas}" if there < replicas else ""
+
+
 def full_bound(info: Mapping[str, Any], free_bytes: int | None, bounds: Bounds) -> tuple[str, int, int] | None:
     """Which of a server's resources is used above its share, with the limit and the use in bytes. `free_bytes`: of the log's disk, None
     where it is not known."""
@@ -108,10 +118,11 @@ class ServerWatch:
     acknowledged to this process, and notices a server that came back without it: by the number of acceptances, and after a reconnect by the
     last request that this process had accepted."""
 
-    def __init__(self, link: RedisLink, keys: Keys, durability: Durability, bounds: Bounds) -> None:
+    def __init__(self, link: RedisLink, keys: Keys, durability: Durability, replicas: int, bounds: Bounds) -> None:
         self._link = link
         self._keys = keys
         self._durability = durability
+        self._replicas = replicas if durability is Durability.REPLICA else 0
         self._bounds = bounds
         self._newest: tuple[RequestKey, float] | None = None  # accepted last, and when
         self._last: tuple[RequestKey, float] | None = None  # the same, of the connection that was looked at last
@@ -160,16 +171,17 @@ class ServerWatch:
     def acknowledged(self, key: RequestKey, before: int, number: int) -> None:
         """A request was accepted as this acceptance, in a call that began when `accepted_count` was `before`."""
         self.counted(before, number - 1)
-        self.accepted_count = max(self.accepted_count, number)
+        self.accepted_count = max(self.accepted_count, number)  # by now replicas have it, too
         self._newest = (key, time.monotonic())
         if self._link.connections == self._seen_connections:  # else the one before is still to be looked for
             self._last = self._newest
 
-    def counted(self, before: int, found: int) -> None:
-        """The server has counted `found` acceptances, asked when `accepted_count` was `before`."""
+    def counted(self, before: int, found: int, *, lasting: bool = False) -> None:
+        """The server has counted `found` acceptances, asked when `accepted_count` was `before`. `lasting`: as its replicas have."""
         if found < before:
             self._lose(f"it counts {found} acceptances, and has counted {before}", found)
-        self.accepted_count = max(self.accepted_count, found)
+        if lasting or not self._replicas:  # else the last ones may be lost with the server, and nobody was told that they were accepted
+            self.accepted_count = max(self.accepted_count, found)
 
     async def confirm(self) -> None:
         """What the server answered before this call is in its log of writes, as far as it can say; else raises Unavailable. The server
@@ -193,7 +205,7 @@ class ServerWatch:
         problem = "" if self._hidden else settings_problem(found, self._durability)
         info: Mapping[str, Any] = await self._link.run(self._link.client.info)
         free_bytes, gone = await asyncio.to_thread(self._disk_of_log, found) if self._link.local else (None, False)
-        problem = problem or writes_problem(found, info) or (_LOG_GONE if gone else "")
+        problem = problem or writes_problem(found, info) or (_LOG_GONE if gone else "") or replicas_problem(info, self._replicas)
         await self._look_for_loss(reconnected=connections != self._seen_connections)
         refusal: QlmError | None = Unavailable(f"nothing is accepted: {problem}", details=details) if problem else None
         if refusal is None and (full := full_bound(info, free_bytes, self._bounds)):
