@@ -12,14 +12,15 @@ about `CHOICES_KEPT` choices, and the size moves to the best: one course says li
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from random import Random
 
-from qlm_core.length_curve import LengthCurve
+import numpy as np
+
+from qlm_core.length_curve import FloatArray, LengthCurve
 from qlm_core.profile import HardwareProfile
 
 SIZES_PER_DOUBLING = 3
@@ -60,7 +61,7 @@ class ClassDemand:
     outputs: LengthCurve
 
     @property
-    def requests(self) -> float:
+    def requests(self) -> int:
         return len(self.running) + sum(count for _, count in self.waiting)
 
 
@@ -89,8 +90,8 @@ class _Gain:
 
 
 class BatchChoice:
-    """The size of the batch of one model on one instance: `size`, at first `batch_max` >= 1, which is the largest. Draws come from the
-    number of the choice, so equal calls have equal results."""
+    """The size of the batch of one model on one instance: `size`, at first `batch_max` >= 1, which is the largest. The number
+    of the choice is the seed of its draws, so equal calls have equal results."""
 
     def __init__(self, batch_max: int) -> None:
         self._sizes = sizes(batch_max)
@@ -110,7 +111,7 @@ class BatchChoice:
             self._at, self._gains = last, {}
             return self.size
         self._choices += 1
-        course = _course(Random(self._choices), hardware, demands, self._sizes[-1], slowdown, share)
+        course = _course(self._choices, hardware, demands, self._sizes[-1], slowdown, share)
         value, peak = course.value(self.size)
         # Sizes between the most that run and the size make no difference.
         below = max(0, bisect_left(self._sizes, min(peak, self.size)) - 1)
@@ -205,10 +206,11 @@ class _Course:
 
 
 def _course(
-    chance: Random, hardware: HardwareProfile, demands: Sequence[ClassDemand], batch_max: int, slowdown: float, share: float
+    choice: int, hardware: HardwareProfile, demands: Sequence[ClassDemand], batch_max: int, slowdown: float, share: float
 ) -> _Course:
+    chance = np.random.Generator(np.random.PCG64(choice))
     counts = [each.requests for each in demands]
-    weights = counts if sum(counts) else [1.0] * len(demands)
+    weights = counts if sum(counts) else [1] * len(demands)
     outputs = [each.outputs.output_tokens.mean for each in demands]
     # A request takes a seat for as many steps as it makes tokens.
     seats = [weight * output for weight, output in zip(weights, outputs, strict=True)]
@@ -218,35 +220,37 @@ def _course(
     base_s = slowdown * hardware.decode_step_s(0.0, 0.0)
     seats_max = max(1.0, min(batch_max, hardware.kv_capacity_tokens / _mean(held, seats)))
     horizon_s = HORIZON_OUTPUTS * _mean(outputs, weights) * (base_s + seat_s * seats_max)
-    thinned = max(1.0, (sum(counts) + 2.0 * horizon_s * sum(each.arrivals_per_s for each in demands) / share) / REQUESTS_MAX)
-    running, arrivals = [], []
+    drawn_s = 2.0 * horizon_s / share
+    thinned = max(1.0, (sum(counts) + drawn_s * sum(each.arrivals_per_s for each in demands)) / REQUESTS_MAX)
+    running: list[tuple[float, float]] = []
+    arrivals: list[tuple[float, float, float, float, float, bool]] = []
     for demand in demands:
         lengths = _lengths(demand.outputs)
-        expected = lengths[QUANTILES // 2]
+        first_token, expected = demand.first_token, float(lengths[QUANTILES // 2])
         prefill_s = slowdown * hardware.prefill_work_s(demand.prompt_tokens, demand.prompt_tokens * demand.prompt_tokens)
-        for produced, due_s in demand.running:
-            if thinned == 1.0 or chance.random() * thinned < 1.0:
-                above = bisect_right(lengths, produced)
-                left = lengths[int(above + chance.random() * (QUANTILES - above))] - produced if above < QUANTILES else 0.5 * produced
-                running.append((left, NOT_COUNTED if demand.first_token else due_s))
-        comes = [(0.0, due_s) for due_s, count in demand.waiting for _ in range(count) if thinned == 1.0 or chance.random() * thinned < 1.0]
-        rate_per_s = demand.arrivals_per_s / share / thinned
-        at_s = chance.expovariate(rate_per_s) if rate_per_s > 0.0 else math.inf
-        while at_s < 2.0 * horizon_s:
-            comes.append((at_s, at_s + demand.slo_s))
-            at_s += chance.expovariate(rate_per_s)
-        arrivals += [
-            (at_s, due_s, lengths[int(QUANTILES * chance.random())], expected, prefill_s, demand.first_token) for at_s, due_s in comes
-        ]
+        produced, due_s = np.array(demand.running, dtype=np.float64).reshape(-1, 2)[chance.random(len(demand.running)) * thinned < 1.0].T
+        # Of the lengths beyond what it has produced; a run that has outlived them makes half as much again.
+        above = np.searchsorted(lengths, produced, side="right")
+        of = (above + chance.random(len(above)) * (QUANTILES - above)).astype(np.int64)
+        left = np.where(above < QUANTILES, lengths[np.minimum(of, QUANTILES - 1)] - produced, 0.5 * produced)
+        running += zip(left.tolist(), [NOT_COUNTED] * len(left) if first_token else due_s.tolist(), strict=True)
+        first_s, waiting = np.array(demand.waiting, dtype=np.float64).reshape(-1, 2).T
+        waiting_s = np.repeat(first_s, chance.binomial(waiting.astype(np.int64), 1.0 / thinned))
+        at_s = 2.0 * horizon_s * chance.random(chance.poisson(demand.arrivals_per_s * drawn_s / thinned))
+        tokens = lengths[(QUANTILES * chance.random(len(waiting_s) + len(at_s))).astype(np.int64)]
+        starts, dues = np.append(np.zeros(len(waiting_s)), at_s), np.append(waiting_s, at_s + demand.slo_s)
+        arrivals += (
+            (*each, expected, prefill_s, first_token) for each in zip(starts.tolist(), dues.tolist(), tokens.tolist(), strict=True)
+        )
     heapify(running)
     arrivals.sort()
     return _Course(running, arrivals, horizon_s, base_s, seat_s * thinned, thinned, seats_max)
 
 
 @lru_cache(maxsize=256)
-def _lengths(outputs: LengthCurve) -> list[float]:
+def _lengths(outputs: LengthCurve) -> FloatArray:
     """Equally likely output lengths, ascending."""
-    return [outputs.quantile((number + 0.5) / QUANTILES) for number in range(QUANTILES)]
+    return np.array([outputs.quantile((number + 0.5) / QUANTILES) for number in range(QUANTILES)])
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -231,7 +231,9 @@ def test_a_wrong_setting_stops_it_with_its_name(tmp_path: Path, setting: str, me
     assert message in ended.stderr
 
 
-@pytest.mark.parametrize(("setting", "message"), [("gateway.listen=nowhere", "gateway.listen"), ("agents.a100-0.models=[nothing]", "a100-0")])
+@pytest.mark.parametrize(
+    ("setting", "message"), [("gateway.listen=nowhere", "gateway.listen"), ("agents.a100-0.models=[nothing]", "a100-0")]
+)
 def test_a_wrong_setting_of_a_process_stops_all(tmp_path: Path, setting: str, message: str) -> None:
     ended = command("up", "--state-dir", str(tmp_path / "state"), "--set", "gateways=[{name: gateway-0}]", "--set", setting)
     assert ended.returncode == 2, ended.stderr
