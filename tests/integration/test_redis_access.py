@@ -1,4 +1,4 @@
-"""TLS, a user and the least rights: what docs/howto/secure.md gives the user is enough for everything, and for nothing else."""
+"""TLS, a user and the least rights: what docs/reference/server.md gives the user is enough for everything, and for nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from small_cluster import SmallCluster
 
 from .own_server import Server, free_port, need_redis_server
 
-SECURE = Path(__file__).parents[2] / "docs" / "howto" / "secure.md"
+SECURE = Path(__file__).parents[2] / "docs" / "reference" / "server.md"
 SECRET = "correct horse"
 
 
