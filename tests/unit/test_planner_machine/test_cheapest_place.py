@@ -270,7 +270,7 @@ def test_an_idle_place_needs_no_costs() -> None:
     assert idle_place(board_of([slot("a", running=9), other], {"c": [group(1, "beta", 60)]}), made.estimates, new) == "a"
     assert idle_place(board_of([slot("a", running=9), slot("b", running=3)], {}), made.estimates, new) == "b"
     assert idle_place(board_of([slot("a"), slot("b")], {}), made.estimates, new) == "", "equal steps"
-    assert idle_place(board_of([slot("a"), slot("b", active="beta")], {}), made.estimates, new) == "", "one would swap"
+    assert idle_place(board_of([slot("a"), slot("b", active="beta", running=9)], {}), made.estimates, new) == "", "one would swap"
     assert idle_place(board_of([slot("a"), other], {"a": [group(1, "alpha", 60)]}), made.estimates, new) == "", "a group waits"
     assert idle_place(board_of([other], {}), made.estimates, new) == "", "none serves it"
 
