@@ -22,6 +22,7 @@ from benchmarks.queue.load_client import GENERATE
 from benchmarks.queue.worker import Report, Settings, report_event, run_worker
 from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.request_pb2 import FINISH_REASON_LENGTH, REQUEST_STATE_COMPLETED, Result, Usage
+from qlm_core.errors import Unavailable
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.link import RedisLink
 from qlm_queue.redis.scripts import Library, library_source
@@ -30,8 +31,10 @@ QUEUE, GROUP, CONTROL, FRAMES = "{bare}:queue", "{bare}:group", "{bare}:ctl", "{
 PLANNER = "planner"
 BLOCK_S = 5.0
 READ_MAX = 500
+PULL_MAX = 100
 CALL_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 30.0
+LIFE_MAX_S = 600.0
 PARTS = ("bare_gateway", "bare_planner", "bare_agent")
 
 # Of what `place`, `pull`, `emit` and `complete` write: what another hop waits for, and what has to last.
@@ -42,7 +45,7 @@ redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'k', 'wake')
 """
 PULL = """
 local pulled = {}
-for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, 99)) do
+for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, ARGV[1])) do
   redis.call('ZREM', KEYS[2], id)
   pulled[#pulled + 1] = { id, redis.call('XRANGE', KEYS[1], id, id)[1][2] }
 end
@@ -70,7 +73,7 @@ LAST = StreamResponse(
 
 @asynccontextmanager
 async def bare_chain(folder: Path) -> AsyncIterator[str]:
-    """Runs the chain on a server of its own; yields the address for the load generator."""
+    """Runs the chain on a server of its own; yields the address for the load generator. Raises Unavailable where it does not start."""
     rmtree(folder, ignore_errors=True)
     server = EmbeddedServer(folder)
     url = await server.start()
@@ -79,11 +82,14 @@ async def bare_chain(folder: Path) -> AsyncIterator[str]:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     ready = asyncio.Semaphore(0)
     settings = {"url": url, "address": address}
-    tasks = [asyncio.create_task(run_worker(part, settings, lambda _: ready.release(), timeout_s=600.0)) for part in PARTS]
+    tasks = [asyncio.create_task(run_worker(part, settings, lambda _: ready.release(), timeout_s=LIFE_MAX_S)) for part in PARTS]
     try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            for _ in tasks:
-                await ready.acquire()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                for _ in tasks:
+                    await ready.acquire()
+        except TimeoutError:
+            raise Unavailable(f"the bare chain did not start within {START_TIMEOUT_S:g} s") from None
         yield address
     finally:
         for task in tasks:
@@ -161,10 +167,11 @@ async def agent(settings: Settings) -> Report:
         while True:
             for entry_id, _ in await link.read_streams(CONTROL, after, BLOCK_S, READ_MAX):
                 after = entry_id.decode()
-            pulled = await link.ask("EVAL", PULL, 2, QUEUE, GROUP)
-            if pulled:
+            while pulled := await link.ask("EVAL", PULL, 2, QUEUE, GROUP, PULL_MAX - 1):
                 ids, numbers = [queue_id for queue_id, _ in pulled], b" ".join(fields[3] for _, fields in pulled)
                 await link.ask("EVAL", EMIT, 2, QUEUE, FRAMES, FIRST, numbers, *ids)
                 await link.ask("EVAL", COMPLETE, 2, QUEUE, FRAMES, LAST, numbers, *ids)
+                if len(ids) < PULL_MAX:
+                    break
 
     return await _run(settings, pull)
