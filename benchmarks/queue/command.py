@@ -46,7 +46,8 @@ MEASURES: Mapping[str, Callable[[Bench], Awaitable[None]]] = {
 @click.option("--quick", is_flag=True, help="Small sizes: shows that all parts run; the figures mean nothing.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/bench"), show_default=True, help="Folder.")
 def queue(as_json: bool, only: tuple[str, ...], seed: int, quick: bool, out: Path) -> None:
-    """Measure the live system: accepts, added latency, fan-out, pulls, bytes in the server, failover, recovery and a campaign of kills.
+    """Measure the live system: accepts, added latency (and that of a bare chain of the same messages), fan-out, pulls, bytes in the server,
+    failover, recovery and a campaign of kills.
 
     Real processes, real kills, a quarter of the streams traced. Progress goes to stderr. A full run takes about ten minutes.
 

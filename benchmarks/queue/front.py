@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from benchmarks.queue.bare_chain import bare_chain
 from benchmarks.queue.live import GPU, CpuMeter, LiveCluster, Shape
 from benchmarks.queue.prompts import PROFILE
 from benchmarks.queue.run import Bench
@@ -71,9 +72,9 @@ async def measure_accepts(bench: Bench) -> None:
 
 async def measure_added(bench: Bench) -> None:
     """Generate at Poisson times, 16-token answers. Added is the time from a request's due time to its last token at the client, minus the
-    engine's time, from the start of its prefill to its last token, by the spans of its trace. CPU is that of all processes."""
-    p50: dict[str, float | int | None] = {}
-    p99: dict[str, float | int | None] = {}
+    engine's time, from the start of its prefill to its last token, by the spans of its trace. CPU is that of all processes. The same
+    requests then go through the bare chain, which has no engine: the ratio is the price of policy and records."""
+    live_ms: dict[str, dict[str, float | int | None]] = {"p50": {}, "p99": {}}
     cpu: dict[str, float | int | None] = {}
     shape = Shape(time_scale=ENGINE_FAST)
     async with LiveCluster(bench.out / "added", shape, bench.seed, bench.collector) as live, bench.collector.following():
@@ -81,22 +82,41 @@ async def measure_added(bench: Bench) -> None:
         for rate_per_s in RATES_PER_S:
             bench.say(f"added latency: {rate_per_s} requests/s for {bench.sizes.added_s:g} s")
             meter = CpuMeter(live)
-            settings = {
-                **_requests(bench, f"added-{rate_per_s}", output_tokens=16, slo_s=NEAR_SLO_S),
-                "address": live.gateway,
-                "rate_per_s": rate_per_s,
-                "seconds": bench.sizes.added_s,
-            }
-            report = await run_worker("open_loop", settings, meter.on_event)
-            if report["errors"] or report["ended"] < report["requests"]:
-                raise Unavailable(f"only {report['ended']} of {report['requests']} requests ended: {report['errors']}")
+            report = await _open_loop(bench, live.gateway, f"added-{rate_per_s}", rate_per_s, meter.on_event)
             added_s = await _less_engine(bench, report)
             summary = summary_ms(added_s)
-            p50[f"at_{rate_per_s}"], p99[f"at_{rate_per_s}"] = summary["p50"], summary["p99"]
             used = meter.summary(report["requests"])
             cpu[f"at_{rate_per_s}"] = round(sum(used["cpu_us_each"].values()) / 1e3, 2)
+            for name, ms in live_ms.items():
+                ms[f"at_{rate_per_s}"] = summary[name]
             bench.details[f"added_{rate_per_s}"] = {**report, "added_ms": summary, **used}
-    bench.values |= {"added_p50_ms": p50, "added_p99_ms": p99, "cpu_ms_per_request": cpu}
+    bench.values |= {"added_p50_ms": live_ms["p50"], "added_p99_ms": live_ms["p99"], "cpu_ms_per_request": cpu}
+    bare_ms: dict[str, dict[str, float]] = {"p50": {}, "p99": {}}
+    async with bare_chain(bench.out / "bare") as address:
+        for rate_per_s in RATES_PER_S:
+            bench.say(f"bare chain: {rate_per_s} requests/s for {bench.sizes.added_s:g} s")
+            summary = (await _open_loop(bench, address, f"bare-{rate_per_s}", rate_per_s))["last_token_ms"]
+            for name, each in bare_ms.items():
+                each[f"at_{rate_per_s}"] = summary[name]
+    for name, ms in live_ms.items():
+        bench.values[f"bare_{name}_ms"] = dict(bare_ms[name])
+        bench.values[f"added_{name}_ratio"] = {at: round((ms[at] or 0.0) / each_ms, 2) for at, each_ms in bare_ms[name].items()}
+
+
+async def _open_loop(
+    bench: Bench, address: str, run_id: str, rate_per_s: float, on_event: Callable[[str], None] = lambda event: None
+) -> Report:
+    """Requests of 16 tokens at Poisson times. Raises Unavailable unless all end."""
+    settings = {
+        **_requests(bench, run_id, output_tokens=16, slo_s=NEAR_SLO_S),
+        "address": address,
+        "rate_per_s": rate_per_s,
+        "seconds": bench.sizes.added_s,
+    }
+    report = await run_worker("open_loop", settings, on_event)
+    if report["errors"] or report["ended"] < report["requests"]:
+        raise Unavailable(f"only {report['ended']} of {report['requests']} requests ended: {report['errors']}")
+    return report
 
 
 async def _less_engine(bench: Bench, report: Report) -> list[float]:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import uvloop
 
+from benchmarks.queue import bare_chain
 from benchmarks.queue.accept_worker import accepts
 from benchmarks.queue.pull_worker import pulls
 from benchmarks.queue.stream_worker import fanout, open_loop
@@ -20,6 +21,9 @@ KINDS: Mapping[str, Callable[[Settings], Awaitable[Report]]] = {
     "open_loop": open_loop,
     "fanout": fanout,
     "pulls": pulls,
+    "bare_gateway": bare_chain.gateway,
+    "bare_planner": bare_chain.planner,
+    "bare_agent": bare_chain.agent,
 }
 
 

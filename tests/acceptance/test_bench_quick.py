@@ -35,7 +35,7 @@ def test_the_path_of_a_request_is_measured(tmp_path: Path) -> None:
     assert found["accepts_per_s"] > 0
     assert found["accepts_per_s_disk"] > 0
     assert context["accepts_process"]["counted_by_the_queue"] == context["accepts_process"]["accepted_in_all"]
-    for key in ("added_p50_ms", "added_p99_ms"):
+    for key in ("added_p50_ms", "added_p99_ms", "bare_p50_ms", "bare_p99_ms", "added_p50_ratio", "added_p99_ratio"):
         assert set(found[key]) == {"at_200", "at_400"}
         assert all(value > 0 for value in found[key].values())
     # Every request that was due ended, and the spans of all that are traced came, each with the engine's part in it.

@@ -23,15 +23,16 @@ local function unplaced(keys, args)
   return answer
 end
 
--- args: ids that were just read; answer: live records of those to place. The others were placed unread and are pending no more.
+-- args: (queue id, hash key)… of entries that were just read; answer: live records of those to place, without their bodies: the reader has
+-- them. The others were placed unread and are pending no more.
 local function arrived(keys, args)
   local prefix = keys[1]
   local _, at = read_bounds(args)
   local found = {}
-  for index = at, #args do
-    local record, body = read_by_id(prefix, args[index])
-    if record and record.state == 'A' then
-      found[#found + 1] = live_answer(record, body)
+  for index = at, #args, 2 do
+    local record = read_request(args[index + 1])
+    if record and record.id == args[index] and record.state == 'A' then
+      found[#found + 1] = live_answer(record, '')
     else
       redis.call('XACK', prefix .. ':queue', CONSUMER_GROUP, args[index])
     end

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from qlm_core.pauses import Pause, PauseKind
@@ -117,6 +118,17 @@ def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
         started_s=int(started_ms or 0) / 1000,
         first_token_s=int(first_output_ms or 0) / 1000,
     )
+
+
+def arrivals(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> dict[bytes, tuple[bytes, bytes]]:
+    """Queue id -> hash key and body of entries of the global queue."""
+    return {queue_id: (fields[b"k"], fields[b"r"]) for queue_id, fields in entries}
+
+
+def arrived(keys: Keys, entries: Mapping[bytes, tuple[bytes, bytes]], answer: Sequence[Sequence[bytes]]) -> list[LiveRequest]:
+    """From the records of `arrived`, with the bodies of the entries."""
+    found = [live_request(keys, record) for record in answer]
+    return [replace(request, body=entries[request.queue_id.encode()][1]) for request in found]
 
 
 def terminal_record(answer: Sequence[bytes]) -> TerminalRecord:

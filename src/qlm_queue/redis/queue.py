@@ -181,8 +181,9 @@ class RedisQueue(RedisCalls):
         found: list[LiveRequest] = []
         while len(found) < count:  # reads on only where requests that were placed unread took up the room
             read = partial(self._link.read_group, self._keys("queue"), CONSUMER_GROUP, _CONSUMER, block_s, count - len(found))
-            entries = await self._sound(read)
-            page = await self._call("arrived", *(entry_id for entry_id, _ in entries), read=self._live) if entries else []
+            entries = await self._sound(read, answers.arrivals)
+            named = [part for queue_id, (hash_key, _) in entries.items() for part in (queue_id, hash_key)]
+            page = await self._call("arrived", *named, read=partial(answers.arrived, self._keys, entries)) if entries else []
             found += page
             if len(page) == len(entries):
                 break

@@ -35,6 +35,7 @@ _SETTINGS = (
 REPLICA_LAG_MAX_S = 2
 """Replicas report each second: one that missed two reports is not counted."""
 
+_SECTIONS = ("replication", "persistence", "memory")
 _LOG_FAILED = "the server cannot write its log of writes (see its own log): what it acknowledges may be lost"
 _LOG_UNWRITTEN = b"aof_last_write_status:err"
 
@@ -55,6 +56,16 @@ def refusals_are_config_errors() -> Iterator[None]:
         if isinstance(error.__cause__, (redis.AuthenticationError, redis.InvalidResponse, exceptions.NoPermissionError)):
             raise ConfigError(f"queue.url: the server refuses it: {error.__cause__}") from error
         raise
+
+
+def info_of(answer: bytes) -> dict[str, Any]:
+    """The fields of an INFO; numbers as int, and what it says of each replica by name."""
+    fields = (line.partition(":") for line in answer.decode().splitlines())
+    return {name: int(value) if value.isdecimal() else _parts(value) for name, colon, value in fields if colon}
+
+
+def _parts(value: str) -> str | dict[str, str]:
+    return dict(part.split("=", 1) for part in value.split(",")) if value.startswith("ip=") else value
 
 
 def settings_problem(found: Mapping[str, str], durability: Durability) -> str:
@@ -195,15 +206,15 @@ class ServerWatch:
         return anew or time.monotonic() - self._seen_s >= LOOK_EVERY_S
 
     async def _settings(self) -> Mapping[str, str]:
-        settings = await self._link.run(self._link.client.config_get, *_SETTINGS)
-        return {_text(name): _text(value) for name, value in settings.items()}
+        flat: list[bytes] = await self._link.ask("CONFIG", "GET", *_SETTINGS)
+        return {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
     async def _look(self) -> None:
         connections, seen_s = self._link.connections, time.monotonic()
         details = {"retry_after_s": f"{RETRY_AFTER_S}"}
         found = {} if self._hidden else await self._settings()
         problem = "" if self._hidden else settings_problem(found, self._durability)
-        info: Mapping[str, Any] = await self._link.run(self._link.client.info)
+        info = info_of(await self._link.ask("INFO", *_SECTIONS))
         free_bytes, gone = await asyncio.to_thread(self._disk_of_log, found) if self._link.local else (None, False)
         problem = problem or writes_problem(found, info) or (_LOG_GONE if gone else "") or replicas_problem(info, self._replicas)
         await self._look_for_loss(reconnected=connections != self._seen_connections)
@@ -245,11 +256,11 @@ class ServerWatch:
 
     async def _look_for_loss(self, *, reconnected: bool) -> None:
         before, last = self.accepted_count, self._last
-        number = await self._link.run(self._link.client.get, self._keys("acceptance"))
+        number: bytes | None = await self._link.ask("GET", self._keys("acceptance"))
         self.counted(before, int(number) if number is not None and number.isdigit() else 0)
         if reconnected and last is not None and time.monotonic() - last[1] < self._bounds.result_ttl_s:
             key = last[0]
-            if not await self._link.run(self._link.client.exists, self._keys.request(key), self._keys.result(key)):
+            if not await self._link.ask("EXISTS", self._keys.request(key), self._keys.result(key)):
                 self._lose("it has no record of the last request that it acknowledged to this process", self.accepted_count)
         self._last = self._newest
 
@@ -260,7 +271,3 @@ class ServerWatch:
         self._lost_s, self.accepted_count = time.monotonic(), accepted_count
         self._last = self._newest = None
         structlog.get_logger().error("queue_lost_requests", reason=reason)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

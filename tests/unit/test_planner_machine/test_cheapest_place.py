@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
@@ -16,7 +18,7 @@ from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.order_cost import OWN
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line, columns_on, lines_of, plan_costs
-from qlm_planner.groups.cheapest_place import best_place
+from qlm_planner.groups.cheapest_place import best_place, idle_place
 from qlm_planner.policy import Policy
 
 from .world import CATALOGUE, MODELS, START_S, profiles
@@ -231,6 +233,46 @@ def test_of_batches_that_go_on_a_group_joins_the_one_with_the_fastest_step() -> 
     assert chosen(made, group(1, "alpha", 600, 1), *batches) == "b"
     spread = chosen(made, group(2, "alpha", 600, 1), *batches, (slot("c", active="beta", running=20), []))
     assert spread == "b", "no model is swapped in to spread"
+
+
+SLOTS = st.tuples(
+    st.sampled_from(("big", "small")),
+    st.sampled_from(("alpha", "alpha", "beta", "")),
+    st.integers(0, 300),
+    st.sampled_from((MODELS, ("beta",))),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(SLOTS, min_size=1, max_size=6), st.sampled_from((2.0, 600.0)), st.sampled_from((1, 30)), st.sampled_from((0, 0, 1)),
+    st.sampled_from((1, 12)),
+)  # fmt: skip
+def test_where_nothing_waits_the_place_is_the_same_without_costs(
+    shapes: list[tuple[str, str, int, tuple[str, ...]]], deadline_s: float, count: int, waiting: int, lines_max: int
+) -> None:
+    made = class_table(Policy(lines_max=lines_max))
+    slots = [
+        slot(f"s{at}", gpu=gpu, active=active, running=running, models=models) for at, (gpu, active, running, models) in enumerate(shapes)
+    ]
+    board = board_of(slots, {"s0": [group(number, "beta", 60.0) for number in range(waiting)]})
+    new = group(9, "alpha", deadline_s, count)
+    idle = idle_place(board, made.estimates, new)
+    if idle:
+        found = best_place(lines_of(board, made, START_S), made, new, START_S)
+        assert found is not None
+        assert (idle, 0) == (found.line.slot.facts.name, found.position)
+
+
+def test_an_idle_place_needs_no_costs() -> None:
+    made, new = class_table(), group(9, "alpha", 600.0, 1)
+    other = slot("c", models=("beta",))
+    assert idle_place(board_of([slot("a", running=9), other], {"c": [group(1, "beta", 60)]}), made.estimates, new) == "a"
+    assert idle_place(board_of([slot("a", running=9), slot("b", running=3)], {}), made.estimates, new) == "b"
+    assert idle_place(board_of([slot("a"), slot("b")], {}), made.estimates, new) == "", "equal steps"
+    assert idle_place(board_of([slot("a"), slot("b", active="beta", running=9)], {}), made.estimates, new) == "", "one would swap"
+    assert idle_place(board_of([slot("a"), other], {"a": [group(1, "alpha", 60)]}), made.estimates, new) == "", "a group waits"
+    assert idle_place(board_of([other], {}), made.estimates, new) == "", "none serves it"
 
 
 def test_short_prompts_do_not_overtake_long_ones_that_are_due_first() -> None:

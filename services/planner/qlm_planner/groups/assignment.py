@@ -19,7 +19,7 @@ from qlm_planner.board.tenants import TenantClasses
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import lines_of
-from qlm_planner.groups.cheapest_place import best_place
+from qlm_planner.groups.cheapest_place import best_place, idle_place
 from qlm_planner.groups.ranks import tier_of
 from qlm_planner.machine.effects import GroupOpening, Place, Placement
 from qlm_planner.policies.baseline import Baseline, Seating
@@ -85,13 +85,21 @@ class GroupAssignment:
         self.opened += 1
         group = self._alone(self.opened, facts, traits)
         group.tier = tier_of(group, self.above, self.policy, now_s)
-        place = None if board.is_paused(traits.key) else best_place(lines_of(board, self.table, now_s), self.table, group, now_s)
-        if place is None:
-            board.open_group(group, board.place_by_urgency(board.queues[UNASSIGNED], group))
+        instance, position = ("", 0) if board.is_paused(traits.key) else self._position(group, board, estimates, now_s)
+        if instance:
+            group.instance = instance
+            board.open_group(group, position)
         else:
-            group.instance = place.line.slot.facts.name
-            board.open_group(group, place.position)
+            board.open_group(group, board.place_by_urgency(board.queues[UNASSIGNED], group))
         return group
+
+    def _position(self, group: Group, board: Board, estimates: Estimates, now_s: float) -> tuple[str, int]:
+        """The instance of a new group and its position there; ("", 0) where no instance serves it."""
+        idle = idle_place(board, estimates, group)
+        if idle:
+            return idle, 0
+        place = best_place(lines_of(board, self.table, now_s), self.table, group, now_s)
+        return ("", 0) if place is None else (place.line.slot.facts.name, place.position)
 
     def joins(self, board: Board, estimates: Estimates) -> Callable[[GroupKey, float], str]:
         """Maps a request's key and deadline to the id of the open group on an instance's queue that it joins; "" for none."""

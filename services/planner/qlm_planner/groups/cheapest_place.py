@@ -7,6 +7,8 @@ Candidates on a queue, within the group's priority band:
 - in front of its band, if it is late behind earlier deadlines (which may be late anyway);
 - in front of the head only for a higher band, for the active model, or for a stated gain; otherwise two models would alternate. The
   running batch then drains, or is evicted (`order_cost`).
+
+Where nothing waits there is one position an instance, and mostly no cost to compare (`idle_place`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.cost.absence import Absences
+from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.order_cost import ACTIVE, BAND, COUNT, DEADLINE, FAR_S, MODEL, SLO, Floats, order_times
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line, columns_on
@@ -44,6 +48,22 @@ class QueuePlace:
     def rank(self) -> tuple[float, int, float]:
         """Sort key: equal costs (groups of one model in any order) are ordered by deadline."""
         return (round(self.added_cost, COST_DIGITS), self.overtakes, self.end_s)
+
+
+def idle_place(board: Board, estimates: Estimates, group: Group) -> str:
+    """The instance that `best_place` chooses, where that needs no costs: nothing waits on the instances that can serve a group, and there
+    is only one, or all have the model active and one of them has the fastest step. "" elsewhere."""
+    model = group.traits.key.model
+    able = [slot for slot in board.serving if estimates.can_serve(slot, model)]
+    if not able or any(board.queues[slot.facts.name] for slot in able):
+        return ""
+    if len(able) == 1:
+        return able[0].facts.name
+    if len(able) > 2 * estimates.policy.lines_max or any(slot.active_model != model for slot in able):
+        return ""
+    steps_s = [estimates.step_s(slot, group, slot.running + group.waiting) for slot in able]
+    least_s = min(steps_s)
+    return able[steps_s.index(least_s)].facts.name if steps_s.count(least_s) == 1 else ""
 
 
 def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: float) -> QueuePlace | None:
