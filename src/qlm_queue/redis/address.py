@@ -53,7 +53,7 @@ class ServerAddress:
         parts = urlsplit(url)
         scheme, _, self._kind = parts.scheme.partition("+")
         if self._kind not in ("", "sentinel", "cluster"):
-            raise ValueError(f"what is {parts.scheme}?")
+            raise ValueError(f"unknown scheme {parts.scheme!r}")
         if not self._kind:
             self._options: dict[str, Any] = dict(parse_url(url))
             return

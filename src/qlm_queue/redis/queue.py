@@ -332,10 +332,9 @@ class RedisQueue(RedisCalls):
 
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
         _check_batch(len(group_ids or ()))
-        chosen = "all" if group_ids is None else "some"
         await self._watch.refusal()  # also where nobody sends requests, a log that fills its disk is rewritten
         before = self._watch.accepted_count
-        overview: Overview = await self._call("overview", chosen, *(group_ids or ()), read=answers.overview)
+        overview: Overview = await self._call("overview", "all" if group_ids is None else "some", *(group_ids or ()), read=answers.overview)
         self._watch.counted(before, overview.accepted_count)
         return overview
 
