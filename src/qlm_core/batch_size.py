@@ -215,7 +215,8 @@ def _course(
     # A request takes a seat for as many steps as it makes tokens.
     seats = [weight * output for weight, output in zip(weights, outputs, strict=True)]
     each_s = [_sequence_s(hardware, each.prompt_tokens, output) for each, output in zip(demands, outputs, strict=True)]
-    held = [each.prompt_tokens + 0.5 * output for each, output in zip(demands, outputs, strict=True)]
+    # Agents reserve KV for the whole of an output.
+    held = [each.prompt_tokens + output for each, output in zip(demands, outputs, strict=True)]
     seat_s = slowdown * _mean(each_s, seats)
     base_s = slowdown * hardware.decode_step_s(0.0, 0.0)
     seats_max = max(1.0, min(batch_max, hardware.kv_capacity_tokens / _mean(held, seats)))
