@@ -87,15 +87,15 @@ def hardware_prior(
     facts = facts if facts is not None else model_facts().get(model)
     if card is None or facts is None or n_gpu < 1:
         return None
-    free_gb = n_gpu * ((MEMORY_SHARE - WORKSPACE_SHARE) * card.memory_gb - WORKSPACE_GB) - facts.weights_gb
+    free_gb = n_gpu * usable_gb(card.memory_gb) - facts.weights_gb
     kv_capacity_tokens = math.floor(free_gb * 1e9 / facts.kv_bytes_per_token)
     if kv_capacity_tokens < 1:
         return None
     read_ms = facts.weights_gb / (n_gpu * card.bandwidth_gb_s) * 1e3
     token_ms = 2.0 * (facts.active_billion or facts.parameters_billion) / (n_gpu * card.tflops)
+    step_ms, sequence_ms, context_token_ms = decode_terms(card, n_gpu, facts, efficiency)
     pair_ms = 2.0 * facts.layers * facts.hidden_size / (n_gpu * card.tflops * 1e9)
     host_gb_s = efficiency.host_share * card.host_gb_s * math.sqrt(n_gpu)
-    layer_ms = efficiency.layer_ms + (efficiency.reduce_ms if n_gpu > 1 else 0.0)
     prefill_ms = token_ms / efficiency.prefill_share
     return HardwareProfile(
         gpu=gpu,
@@ -104,9 +104,9 @@ def hardware_prior(
         weights_gb=facts.weights_gb,
         kv_bytes_per_token=facts.kv_bytes_per_token,
         kv_capacity_tokens=kv_capacity_tokens,
-        decode_a_ms=read_ms / efficiency.weights_share + facts.layers * layer_ms,
-        decode_b_ms_per_seq=token_ms / efficiency.sequence_share + efficiency.sequence_ms,
-        decode_c_ms_per_context_token=facts.kv_bytes_per_token / (n_gpu * card.bandwidth_gb_s * efficiency.kv_share) * 1e-6,
+        decode_a_ms=step_ms,
+        decode_b_ms_per_seq=sequence_ms,
+        decode_c_ms_per_context_token=context_token_ms,
         prefill_base_ms=read_ms / efficiency.base_share,
         prefill_ms_per_token=prefill_ms,
         prefill_ms_per_token_squared=pair_ms / efficiency.attention_share,
@@ -115,6 +115,23 @@ def hardware_prior(
         kv_swap_us_per_token=facts.kv_bytes_per_token / host_gb_s * 1e-3,
         recompute_us_per_token=prefill_ms * 1e3,
         origin=ORIGIN_FACTS,
+    )
+
+
+def usable_gb(memory_gb: float) -> float:
+    """Memory of one GPU for weights and KV."""
+    return (MEMORY_SHARE - WORKSPACE_SHARE) * memory_gb - WORKSPACE_GB
+
+
+def decode_terms(card: GpuFacts, n_gpu: int, facts: ModelFacts, efficiency: Efficiency = EFFICIENCY) -> tuple[float, float, float]:
+    """Milliseconds of a decode step: of the step, for each sequence, for each token of context. Memory is not checked."""
+    bandwidth_gb_s = n_gpu * card.bandwidth_gb_s
+    token_ms = 2.0 * (facts.active_billion or facts.parameters_billion) / (n_gpu * card.tflops)
+    layer_ms = efficiency.layer_ms + (efficiency.reduce_ms if n_gpu > 1 else 0.0)
+    return (
+        facts.weights_gb / bandwidth_gb_s * 1e3 / efficiency.weights_share + facts.layers * layer_ms,
+        token_ms / efficiency.sequence_share + efficiency.sequence_ms,
+        facts.kv_bytes_per_token / (bandwidth_gb_s * efficiency.kv_share) * 1e-6,
     )
 
 

@@ -41,6 +41,7 @@ UNITS = {
     "profile": ("SECONDS", "FILE", "SECTION.NAME=VALUE", "Exit codes"),
     "profiles": ("HOST:PORT", "Exit codes"),
     "models": ("DIR", "Exit codes"),
+    "deploy": ("Exit codes",),
     "keys": ("Exit codes",),
     "load": ("Trace seconds in a real second", "Seconds after the last arrival", "per trace second", "Exit codes"),
     **dict.fromkeys(("gateway", "planner", "estimator", "agent"), SERVICE_HELP),

@@ -18,6 +18,14 @@ NAMES = (
     ("A100", "A100-80GB"),
     ("L40S", "L40S"),
     ("B200", "B200"),
+    ("V100-SXM2-32GB", "V100-32GB"),
+    ("V100-SXM3-32GB", "V100-32GB"),
+    ("V100-PCIE-32GB", "V100-32GB"),
+    ("V100S-PCIE-32GB", "V100-32GB"),
+    ("RTX 3090", "RTX-3090"),
+    ("RTX 4090", "RTX-4090"),
+    ("RTX A6000", "RTX-A6000"),
+    ("Tesla T4", "T4"),
 )
 """Part of the driver's name -> the name in the hardware profiles and `gpu_facts.yaml`; the first that fits."""
 
