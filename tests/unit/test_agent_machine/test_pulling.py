@@ -156,7 +156,7 @@ def test_what_is_owned_is_compared_now_and_then() -> None:
 def test_fewer_run_at_once_where_more_would_be_late() -> None:
     """Outputs of 213 tokens, due within 20 s, six a second and ten waiting: each of 100 at once would take 20 s, 0.9 ms a step for each of
     them."""
-    hardware = {"m": replace(profile("m", recompute_us=0.0), decode_b_ms_per_seq=0.9)}
+    hardware = {"m": replace(profile("m", recompute_us=0.0), decode_b_ms_per_seq=0.9, kv_capacity_tokens=1_000_000)}
     runs = [replace(pulled(str(number), prompt=10, due=20.0 + number / 10), slo_s=20.0, slo_class="32s") for number in range(40)]
     head = replace(group("m", prompt=10, waiting=10, due=24.0), slo_class="32s")
     patient = replace(waiting_groups("m")[0], slo_class="4096s", waiting=100, first_deadline_s=3_000.0)
