@@ -24,6 +24,7 @@ from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.request_pb2 import FINISH_REASON_LENGTH, REQUEST_STATE_COMPLETED, Result, Usage
 from qlm_core.errors import Unavailable
 from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.address import ServerAddress
 from qlm_queue.redis.link import RedisLink
 from qlm_queue.redis.scripts import Library, library_source
 
@@ -100,7 +101,7 @@ async def bare_chain(folder: Path) -> AsyncIterator[str]:
 
 
 async def _run(settings: Settings, part: Callable[[RedisLink], Awaitable[None]]) -> Report:
-    link = RedisLink(settings["url"], Library(library_source()), CALL_TIMEOUT_S)
+    link = RedisLink(ServerAddress(settings["url"], QUEUE, CALL_TIMEOUT_S), Library(library_source()), CALL_TIMEOUT_S)
     await link.start()
     try:
         await part(link)

@@ -70,7 +70,7 @@ def test_every_process_serves_the_metrics_that_the_documents_name(cluster: Runni
     for process in services:
         with urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=METRICS_TIMEOUT_S) as answer:
             lines = answer.read().decode().splitlines()
-        helped = {line.split()[2] for line in lines if line.startswith("# HELP qlm_")}
+        helped = {line.split()[2] for line in lines if line.startswith("# HELP ")}
         assert helped >= {name for name, _, _ in documented(process.service)}, process.name
         assert any(line.startswith("process_resident_memory_bytes") for line in lines), process.name
 

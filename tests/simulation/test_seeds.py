@@ -18,7 +18,8 @@ from qlm_sim.storms.coverage import COMMON, EFFECTS, missing
 from qlm_sim.storms.seed_run import SeedReport, failure_text, met, run_seed
 from qlm_sim.storms.weather import Fault
 
-SEEDS = range(1, 33)
+SEEDS = (*range(1, 33), 55)
+"""With 55, in which an agent evicts."""
 FIXED_BUGS = (767, 793)
 """Seeds beyond those that found a bug once. 767: beside an offloaded run, an empty engine was refused a big head for ever. 793:
 a simulated client was not told that the gateway had died which its call was on the way to."""
