@@ -138,7 +138,7 @@ def sizes(batch_max: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """What comes to the engine. `running`: a heap of tokens to the end and seconds to the deadline; `arrivals`, in their order: seconds,
+    """The events of a course. `running`: a heap of tokens to the end and seconds to the deadline; `arrivals`, in their order: seconds,
     deadline, tokens, expected tokens and prefill seconds of each request, and whether its deadline bounds the first token; `horizon_s`:
     those until then count. `seat_s`: what a sequence adds to a step; `thinned`: requests that each of these stands for; `seats_max`: those
     that have room in KV."""

@@ -103,6 +103,11 @@ def test_what_comes_due_makes_the_batch_larger() -> None:
     assert settled(CHAT, soon) > 1.3 * settled(CHAT, later)
 
 
+def test_requests_that_will_be_late_hold_up_nobody() -> None:
+    """Served by their deadlines they would be first, and all others late."""
+    assert settled(demand(20.0, 3.0, waiting=[(2.0, 300)]), HOUR) < 64
+
+
 def test_where_all_are_late_throughput_decides() -> None:
     late = replace(demand(20.0, 0.0, waiting=[(-5.0, 400)]), running=[(float(number), -3.0) for number in range(64)])
     assert served_per_s(settled(late)) >= 0.9 * served_per_s(256)

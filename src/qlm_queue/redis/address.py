@@ -96,8 +96,8 @@ class ServerAddress:
                 except (redis.RedisError, OSError, TimeoutError) as error:
                     failure = error
                     continue
-                told = dict(zip(flat[::2], flat[1::2], strict=True))
-                known.append((int(told["config-epoch"]), (told["ip"], int(told["port"]))))
+                fields = dict(zip(flat[::2], flat[1::2], strict=True))
+                known.append((int(fields["config-epoch"]), (fields["ip"], int(fields["port"]))))
                 if len(known) > len(asked) // 2:
                     break
         finally:

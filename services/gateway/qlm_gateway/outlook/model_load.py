@@ -1,4 +1,4 @@
-"""What waits and runs by model, as vLLM's servers report it of themselves: for routers and autoscalers that read those."""
+"""Waiting and running requests by model, as vLLM's servers report it of themselves: for routers and autoscalers that read those."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class QueueWatch:
             return self._seen[1]
 
     async def model_loads(self) -> Mapping[str, ModelLoad]:
-        """What waits and runs by model. Raises Unavailable."""
+        """Waiting and running requests by model. Raises Unavailable."""
         return model_loads(await self.overview(), self._catalogue, self._profiles)
 
     async def read_pauses(self) -> None:
