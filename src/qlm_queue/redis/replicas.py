@@ -46,7 +46,7 @@ class ReplicaBarrier:
         return answer
 
     async def stop(self) -> None:
-        """Ends what waits. Safe twice."""
+        """Cancels confirmations that are under way. Safe twice."""
         rounds = list(self._rounds)
         for each in rounds:
             each.cancel()

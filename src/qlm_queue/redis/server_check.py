@@ -96,8 +96,8 @@ def writes_problem(found: Mapping[str, str], info: Mapping[str, Any]) -> str:
 
 def replicas_problem(info: Mapping[str, Any], replicas: int) -> str:
     """Why nothing would be confirmed by this many replicas, "" if they are there."""
-    told = (info.get(f"slave{number}", {}) for number in range(int(info.get("connected_slaves", 0))))
-    there = sum(each.get("state") == "online" and int(each.get("lag", 0)) <= REPLICA_LAG_MAX_S for each in told)
+    replies = (info.get(f"slave{number}", {}) for number in range(int(info.get("connected_slaves", 0))))
+    there = sum(each.get("state") == "online" and int(each.get("lag", 0)) <= REPLICA_LAG_MAX_S for each in replies)
     return f"the server has {there} replicas that follow it, and queue.replicas is {replicas}" if there < replicas else ""
 
 

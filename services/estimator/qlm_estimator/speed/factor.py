@@ -58,7 +58,7 @@ class _Row:
         return replace(self.base, instance=instance, slowdown=self.slowdown, samples=self.runs, prior_share=share, **operations)
 
     def restore(self, profile: HardwareProfile) -> None:
-        """Takes what a published row tells of runs and of operations; where it tells of none, what is known stays."""
+        """Takes the figures of runs and of operations of a published row; those that it lacks stay as they are."""
         if profile.samples:
             self.predicted_s = prior_s(self.base) / max(profile.prior_share, PRIOR_SHARE_MIN)
             self.measured_s, self.prior_s = profile.slowdown * self.predicted_s, profile.prior_share * self.predicted_s
