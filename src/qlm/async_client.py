@@ -27,7 +27,7 @@ WAIT_SLICE_S = 20.0
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say beside model and prompt (see request.proto). `tools`, `chat_variables`: `variables_json`
+    """Options of a request beside model and prompt (see request.proto). `tools`, `chat_variables`: `variables_json`
     of a chat. `slo_s`: short for `slo=Slo.completion(slo_s)`. `traceparent`,
     `tracestate`: the W3C context of the caller, by default that of the current span."""
 

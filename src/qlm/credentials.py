@@ -1,4 +1,4 @@
-"""What a client shows to servers, and how it checks them: an API key, and certificates."""
+"""A client's API key and certificates, and how it checks servers."""
 
 from __future__ import annotations
 

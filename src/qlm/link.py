@@ -1,4 +1,4 @@
-"""What all calls of a client share: connections, deadlines, retries and trace context."""
+"""Shared parts of a client's calls: connections, deadlines, retries and trace context."""
 
 from __future__ import annotations
 

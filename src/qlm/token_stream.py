@@ -95,7 +95,7 @@ class TokenStream:
         return self._calls.resumes
 
     async def wait_accepted(self) -> Accepted:
-        """What is known at acceptance, before any output. Raises QlmError; InternalError on a stream of an accepted request."""
+        """Returns the facts of acceptance, before any output. Raises QlmError; InternalError on a stream of an accepted request."""
         if self._calls.request is None:
             raise InternalError("this stream is of a request that was accepted before")
         if self.accepted is None:

@@ -73,7 +73,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """What is known at acceptance. `duplicate`: the id was accepted before and this is that request. `prediction`: None where
+    """Facts of an acceptance. `duplicate`: the id was accepted before and this is that request. `prediction`: None where
     none can be made. `paused`: as in `Outlook`."""
 
     tenant: str
@@ -223,7 +223,7 @@ class VirtualQueueStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """What is paused: a model or a tenant, the other is "". `since_s`: by the queue's clock."""
+    """A paused model or tenant; the other is "". `since_s`: by the queue's clock."""
 
     model: str
     tenant: str

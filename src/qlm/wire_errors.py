@@ -97,7 +97,7 @@ _TRANSPORT_BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCo
 
 
 class RpcFailure(Protocol):
-    """What both `grpc.aio.AioRpcError` and the error of a blocking call offer."""
+    """The common part of `grpc.aio.AioRpcError` and the error of a blocking call."""
 
     def code(self) -> grpc.StatusCode: ...
 

@@ -1,4 +1,4 @@
-"""What commands print with `--json`."""
+"""Output of commands with `--json`."""
 
 from __future__ import annotations
 

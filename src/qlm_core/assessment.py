@@ -1,4 +1,4 @@
-"""What is expected of all virtual queues as they are ordered now: when a request at any place starts and ends, and what a new request
+"""Predicts all virtual queues as they are ordered now: when a request at any place starts and ends, and what a new request
 would find.
 
 On one profile snapshot. A request at a known place, and a new one that joins a group, cost O(1), on arrays less than a microsecond; a new
@@ -41,7 +41,7 @@ class Assessment:
 
     @cached_property
     def table(self) -> RequestTable:
-        """What single requests are predicted from: the groups of all queues, in the order of `instances`. Costs O(groups)."""
+        """Inputs of predictions for single requests: the groups of all queues, in the order of `instances`. Costs O(groups)."""
         busy = np.flatnonzero(np.diff(self._groups.first))
         if not len(busy):
             return RequestTable(columns=np.zeros((0, TABLE_ROWS)))

@@ -25,7 +25,7 @@ time there are some of those of the whole queue."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchMix:
-    """Of each engine, arrays [engines], NaN where nothing waits or runs: `batch`: B; `sequence_s`: what a sequence adds to a step;
+    """Batches of engines, arrays [engines], NaN where nothing waits or runs: `batch`: B; `sequence_s`: what a sequence adds to a step;
     `output`: mean output tokens of a request; `joining_s`: prefills that join for each token of a seat; `long_left_s`: decode
     work that long requests have in flight at any time, for each seat; `made_max`: tokens that one has made in the mean at the most, for as
     long as the queue lasts; `context_token_s`: what each of them adds to a step."""
@@ -89,7 +89,7 @@ def batch_mix(engine: EngineColumns, of: Integers, count: Floats, prompt_tokens:
 
 
 def _sequence_s(served: ServiceColumns, made_max: Floats, context_token_s: Floats) -> Floats:
-    """What a sequence of each class adds to a step, where none has made more than so much in the mean."""
+    """Seconds that a sequence of each class adds to a step, where none has produced more than so much on average."""
     found: Floats = served.sequence_s - context_token_s * np.maximum(served.left_tokens - made_max, 0.0)
     return found
 

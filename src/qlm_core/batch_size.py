@@ -67,7 +67,7 @@ class ClassDemand:
 
 @dataclass(slots=True)
 class _Gain:
-    """What a size brings beside the present one, over the last choices: mean, variance and number."""
+    """Gain of a size over the present one in the last choices: mean, variance and number."""
 
     mean: float = 0.0
     variance: float = 0.0
@@ -265,6 +265,6 @@ def step_s(hardware: HardwareProfile, sequences: float, prompt_tokens: float, ou
 
 
 def _sequence_s(hardware: HardwareProfile, prompt_tokens: float, output_tokens: float) -> float:
-    """What a sequence adds to each step. It holds its prompt and half of its output on average."""
+    """Seconds that a sequence adds to each step. It holds its prompt and half of its output on average."""
     decode_s = hardware.decode_step_s(1.0, prompt_tokens + 0.5 * output_tokens) - hardware.decode_step_s(0.0, 0.0)
     return decode_s + hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens) / output_tokens

@@ -1,4 +1,4 @@
-"""What predictions lack: the bias that is left of their level, and how far off they are (QLM has neither).
+"""Calibration of predictions: the remaining bias of their level, and their errors (QLM has neither).
 
 The formulas sum independent requests, so their relative error shrinks with the queue. The real one does not: output lengths drift while
 a request waits, and so do engines. A row has a factor on the mean, and quantiles of the errors by horizon, in units of `error_scale_s`.
@@ -33,14 +33,14 @@ RELATIVE, BASE_S = 0.1, 1.0
 PRIOR_SCORE = 3.0
 """Deviation of the errors, in these units, before any is known: 30% of the time and 3 s."""
 BIAS_DEVIATION = PRIOR_SCORE * RELATIVE
-"""Of a bias factor from 1, before any error is known."""
+"""Deviation of a bias factor from 1 before any error is known."""
 
 PRIOR_SCORES = tuple(PRIOR_SCORE * normal_quantile(level) for level in LEVELS for _ in range(HORIZONS))
 _Z90 = normal_quantile(0.9)
 
 
 class CalibratedTime(StrEnum):
-    """Which time a row is for."""
+    """The predicted time of a row."""
 
     WAIT = "wait"
     COMPLETION = "completion"
@@ -65,7 +65,7 @@ def horizon_of(mean_s: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationProfile:
-    """Of a time that the formulas predict with mean m and variance v, the quantile LEVELS[k] is M + scores[k, horizon of M] *
+    """Calibration of a time that the formulas predict with mean m and variance v, the quantile LEVELS[k] is M + scores[k, horizon of M] *
     error_scale_s(M, v), with M = level_s(`bias_factor`, `evidence_s`, m). `scores` [LEVELS * HORIZONS]. `samples`: independent pairs behind
     the factor (pairs that waited behind the same requests count as one), and `evidence_s`: their seconds, fewer where they scatter more
     than the prior has it. `model` "", `gpu` "" with `n_gpu` 0, `instance` "": any."""
@@ -138,4 +138,4 @@ class CalibrationTable:
 
 
 NOT_CALIBRATED = CalibrationTable()
-"""Of a snapshot that holds no row."""
+"""The table of a snapshot without rows."""

@@ -31,7 +31,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivingWay:
-    """What it takes that a batch goes back to the queue. `displacement_s`: what each request loses; `swap_back_s`: to make their model
+    """Costs of returning a batch to the queue. `displacement_s`: what each request loses; `swap_back_s`: to make their model
     active again; `runs_left_s`: how long each would run on in the mean."""
 
     displacement_s: float
@@ -51,8 +51,8 @@ class Head:
 
 
 def giving_way(running: Service, prompt_tokens: float, hardware: HardwareProfile) -> GivingWay:
-    """Of requests that run, with prompts of so many tokens in the mean. What one has made is in the mean what it has still to make
-    (the age of a renewal process)."""
+    """Costs of evicting running requests with prompts of so many tokens on average. What one has made is in the mean what it has still to
+    make (the age of a renewal process)."""
     context_tokens = round(prompt_tokens + running.left_tokens)
     return GivingWay(
         displacement_s=displacement_s(Way.ABORT, context_tokens, hardware),

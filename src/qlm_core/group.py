@@ -15,7 +15,7 @@ PREDICTED_MAX = 1 << 30
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class GroupKey:
-    """What the requests of a group share. Several groups may share a key (see `GroupAssignment` in the planner). `token_class`: what
+    """Traits that the requests of a group share. Several groups may share a key (see `GroupAssignment` in the planner). `token_class`: what
     estimates go by, whoever makes them."""
 
     model: str

@@ -29,7 +29,7 @@ Facts = TypeVar("Facts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """What the data sheet of a GPU says (see data/gpu_facts.yaml). Raises ValueError for figures that are not finite and above zero."""
+    """Figures of a GPU's data sheet (see data/gpu_facts.yaml). Raises ValueError for figures that are not finite and above zero."""
 
     memory_gb: float
     bandwidth_gb_s: float
@@ -45,10 +45,11 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """What engines make of a GPU. Shares of the data sheet's bandwidth: reading weights (`weights_share`) and KV (`kv_share`) in a decode
-    step, weights in a prefill that computes nothing else (`base_share`), host link with one GPU (`host_share`; n GPUs get sqrt(n) times as
-    much in all). Shares of its arithmetic: one more sequence in a step (`sequence_share`, above 1: it mostly rides along), a prefill's
-    linear part and its attention. `layer_ms`, `reduce_ms`: launch of a layer's kernels, and of its all-reduce where GPUs share it."""
+    """Efficiency of engines on a GPU. Shares of the data sheet's bandwidth: reading weights (`weights_share`) and KV (`kv_share`) in a
+    decode step, weights in a prefill that computes nothing else (`base_share`), host link with one GPU (`host_share`; n GPUs get sqrt(n)
+    times as much in all). Shares of its arithmetic: one more sequence in a step (`sequence_share`, above 1: it mostly rides along), a
+    prefill's linear part and its attention. `layer_ms`, `reduce_ms`: launch of a layer's kernels, and of its all-reduce where GPUs share
+    it."""
 
     weights_share: float = 0.704
     layer_ms: float = 0.0508
@@ -65,23 +66,23 @@ class Efficiency:
 EFFICIENCY = Efficiency()
 
 MEMORY_SHARE = 0.9
-"""Of the GPU's memory that the engine takes: vLLM's default of `gpu_memory_utilization`."""
+"""Share of the GPU's memory that the engine takes: vLLM's default of `gpu_memory_utilization`."""
 
 WORKSPACE_GB = 1.0
 WORKSPACE_SHARE = 0.017
-"""What it needs beside weights and KV on each GPU: so much, and this share of its memory (activations of a full prefill chunk)."""
+"""Memory beside weights and KV on each GPU: a constant and this share of its memory (activations of a full prefill chunk)."""
 
 DISK_GB_S = 3.2
 """Weights from a local disk (data/hardware_profiles.yaml: serverlessllm, vllm_sleep_mode)."""
 
 TRANSFER_S = 0.15
-"""What waking a model up takes beside the copy."""
+"""Time of waking a model up beside the copy."""
 
 
 def hardware_prior(
     gpu: str, n_gpu: int, model: str, facts: ModelFacts | None = None, efficiency: Efficiency = EFFICIENCY
 ) -> HardwareProfile | None:
-    """What is believed of a pair without any measurement, with `origin` "facts". `facts`: of the model; None: those known of that name.
+    """Returns the prior of a pair without any measurement, with `origin` "facts". `facts`: of the model; None: those known of that name.
     None for a GPU or a model without facts, and where the model does not fit into these GPUs."""
     card = gpu_facts().get(gpu)
     facts = facts if facts is not None else model_facts().get(model)

@@ -138,7 +138,7 @@ class HardwareProfile:
 
     @property
     def recompute_base_ms(self) -> float:
-        """What a prefill costs beside its tokens: its base, less the decode step that is made in any case and takes it along."""
+        """Cost of a prefill beside its tokens: its base, less the decode step that is made in any case and takes it along."""
         return max(0.0, self.prefill_base_ms - self.decode_a_ms - self.decode_b_ms_per_seq)
 
     def recompute_s(self, tokens: float) -> float:
@@ -152,14 +152,14 @@ class HardwareProfile:
         return self.swap_cold.slowdown * (self.load_disk_to_cpu_s + self.load_cpu_to_gpu_s)
 
     def as_pair(self) -> HardwareProfile:
-        """Of a row that was learned on an instance: the row of the pair that its runs were held against."""
+        """Returns, for a row learned on an instance, the row of the pair that its runs were compared with."""
         as_profiled: dict[str, Any] = dict.fromkeys(TIMED_OPERATIONS, AS_PROFILED)
         return replace(self, instance="", slowdown=1.0, samples=0, prior_share=0.0, **as_profiled)
 
     def as_measured(self) -> HardwareProfile:
-        """Of a row that was learned on an instance: what its runs alone say, as a row of the pair. The prior's share of `slowdown` is taken
-        out, and the rest is in the figures of decode and prefill; loads and KV swap are as profiled. Raises ValueError where runs say
-        nothing."""
+        """Returns, for a row learned on an instance, the evidence of its runs alone, as a row of the pair. The prior's share of `slowdown`
+        is taken out, and the rest is in the figures of decode and prefill; loads and KV swap are as profiled. Raises ValueError where runs
+        say nothing."""
         if not self.instance or self.prior_share >= 1.0:
             raise ValueError("a row that was learned from runs of an instance is needed")
         of_runs = (self.slowdown - self.prior_share) / (1.0 - self.prior_share)

@@ -1,4 +1,4 @@
-"""Which rows of a snapshot somebody may bring to the estimator, and whether they are sound together.
+"""Rows of a snapshot that may be imported into the estimator, and whether they are sound together.
 
 Each row by itself was checked when it was made; here are the contradictions: between two rows, between a row and what is published of its
 GPU, and within a learned row.

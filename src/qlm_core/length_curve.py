@@ -113,7 +113,7 @@ class LengthCurve:
         return found
 
     def left(self, produced_tokens: float, most: float = math.inf) -> Normal:
-        """What a request still makes that made so many tokens and has not ended, `most` >= 1 at the most: mean and variance of
+        """Predicts the remaining output of an unended request after so many tokens, of `most` >= 1 at the most: mean and variance of
         min(O - a, most) given O > a. Raises ValueError for produced tokens that are not finite or negative."""
         if not 0.0 <= produced_tokens < math.inf:
             raise ValueError(f"produced tokens are finite and >= 0, got {produced_tokens}")
@@ -202,7 +202,7 @@ def unpacked(first: int, shares: Sequence[float]) -> LengthCurve:
 
 @lru_cache(maxsize=1024)
 def curve_of_moments(mean_tokens: float, variance: float) -> LengthCurve:
-    """What is assumed of lengths of which no more than mean > 0 and variance are known: a gamma distribution; all alike for no variance."""
+    """Returns the curve of lengths whose mean > 0 and variance alone are known: a gamma distribution; all alike for no variance."""
     if variance <= 1e-9 * mean_tokens**2:
         shares: FloatArray = np.zeros(BINS)
         shares[bin_of(mean_tokens)] = 1.0

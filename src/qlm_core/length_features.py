@@ -1,5 +1,5 @@
-"""What is known at arrival of the length of an answer, as hashed features of a linear model (Weinberger et al., "Feature hashing for large
-scale multitask learning", ICML 2009). The same request gives the same features in every process: CRC-32, never `hash()`.
+"""Features of an answer's length that are known at arrival, as hashed features of a linear model (Weinberger et al., "Feature hashing for
+large scale multitask learning", ICML 2009). The same request gives the same features in every process: CRC-32, never `hash()`.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def hint_value(hint_tokens: float, without_hint: float) -> float:
 
 
 def hashes_of_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Of the prefixes of a prompt of token ids that it is long enough for."""
+    """Hashes of the prefixes of a prompt of token ids, as far as it is long enough for them."""
     return tuple(zlib.crc32(struct.pack(f"<{length}I", *token_ids[:length])) for length in PREFIX_LENGTHS if len(token_ids) >= length)
 
 
 def hashes_of_text(text: str) -> tuple[int, ...]:
-    """Of the prefixes of a text."""
+    """Hashes of the prefixes of a text."""
     return tuple(zlib.crc32(text[: 4 * length].encode("utf-8", "surrogatepass")) for length in PREFIX_LENGTHS if len(text) >= 4 * length)
 
 

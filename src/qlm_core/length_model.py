@@ -44,7 +44,7 @@ class LengthScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthGuess:
-    """What was thought of a request's output at its arrival, in tokens: the median of its group, what the model says, and what is
+    """Prediction of a request's output at its arrival, in tokens: the median of its group, what the model says, and what is
     `expected` of it: one of them. `hint`: the client's own, 0 for none. `features`, `hint_feature`: of `qlm_core.length_features`."""
 
     median_tokens: float
@@ -99,7 +99,7 @@ class LengthModel:
         return model in self._used
 
     def guess(self, facts: LengthFacts, median_tokens: float, output_tokens_max: int) -> LengthGuess:
-        """What to expect of a request whose group has this median > 0; never more than its limit >= 1, whatever the hint says."""
+        """Predicts the output of a request whose group has this median > 0; at most its limit >= 1, whatever the hint says."""
         most = float(min(max(1, output_tokens_max), TOKENS_MAX))
         median = min(max(1.0, median_tokens), most)
         hint = min(facts.hint_tokens, int(most))

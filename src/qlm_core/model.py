@@ -11,7 +11,7 @@ BYTES_PER_VALUE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is published of a model's shape (see data/model_facts.yaml). `active_billion`: parameters that one token passes through, 0 for
+    """Published shape of a model (see data/model_facts.yaml). `active_billion`: parameters that one token passes through, 0 for
     all. Raises ValueError for figures that are not finite and above zero."""
 
     parameters_billion: float

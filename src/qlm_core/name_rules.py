@@ -1,4 +1,4 @@
-"""Which names a request may have: the rules of `tenant`, `application` and `request_id` in request.proto."""
+"""Rules of a request's names: those of `tenant`, `application` and `request_id` in request.proto."""
 
 from __future__ import annotations
 

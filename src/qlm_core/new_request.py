@@ -78,7 +78,7 @@ def normal_at(mean: Floats, variance: Floats, at: int) -> Normal:
 def _cleared(
     reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, places: Integers, rows: Floats, request: GroupView, now_s: float
 ) -> Floats:
-    """What runs on each instance, without what would give way to the request (QLM section 5): on those where it comes first and wants
+    """Runs on each instance, less those that would be evicted for the request (QLM section 5): on those where it comes first and wants
     another model. A group that stands first already has been looked at by its agent, which let what runs go on."""
     lead = groups.lead.copy()
     for number in np.flatnonzero(places == groups.first[:-1]).tolist():

@@ -1,4 +1,5 @@
-"""What is done when no order of requests meets their SLOs (QLM A.3): planner and gateways read the same setting, `planner.overload`."""
+"""Overload: the choices when no order of requests meets their SLOs (QLM A.3): planner and gateways read the same setting,
+`planner.overload`."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class EngineColumns:
 
     @classmethod
     def of(cls, engines: Sequence[tuple[HardwareProfile, float]]) -> EngineColumns:
-        """Of (profile, batch_max) pairs."""
+        """Makes columns of (profile, batch_max) pairs."""
         rows = np.array([_engine_row(hardware, batch_max) for hardware, batch_max in engines], dtype=np.float64)
         return cls(*np.ascontiguousarray(rows.reshape(len(engines), 10).T))
 
@@ -195,7 +195,7 @@ def _score(count: float) -> float:
 
 @cache
 def _scores() -> tuple[Floats, Floats]:
-    """Of the largest of n = 1, 2, 3, ..."""
+    """Normal scores of the largest of n = 1, 2, 3, ..."""
     counts = np.arange(1.0, _SCORES_MAX + 1.0)
     return counts, np.array([_score(count) for count in counts.tolist()])
 

@@ -12,7 +12,7 @@ from qlm_core.request import SloKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """What prediction knows of a group: `waiting` requests that hold `waiting_prompt_tokens` in all. `first_deadline_s`: by the
+    """A group as prediction sees it: `waiting` requests that hold `waiting_prompt_tokens` in all. `first_deadline_s`: by the
     queue's clock. `output_tokens_max`: no request of the group makes more. `band`: its priority band, lower is served first; all requests
     with an SLO are in one (0 where nobody configured another). `output_tokens`: expected of a request of it under that limit, where the
     caller knows better than the workload profile."""

@@ -1,4 +1,4 @@
-"""Who gives way to a more urgent request group, when that is worth it, and how (QLM section 5: request eviction, GPU-CPU state swapping).
+"""Victims of a more urgent request group: whether evicting them pays, and how (QLM section 5: request eviction, GPU-CPU state swapping).
 
 The paper evicts whenever the head of the virtual queue changes. These rules evict only what a head needs that would be late otherwise:
 
@@ -80,7 +80,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What is free: seats of the batch and KV on the GPU, and KV in host memory (0: nothing can be offloaded)."""
+    """Free room: seats of the batch and KV on the GPU, and KV in host memory (0: nothing can be offloaded)."""
 
     seats: int
     kv_tokens: int
@@ -97,7 +97,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Who gives way; `cost_s`: work that it loses."""
+    """An evicted request; `cost_s`: work that it loses."""
 
     run_id: str
     way: Way
@@ -143,7 +143,7 @@ def way_out(occupant: Occupant, host_kv_tokens: int, hardware: HardwareProfile |
 def make_room(
     now_s: float, head: Contender, batch: Sequence[Occupant], room: Room, hardware: HardwareProfile | None, rule: Rule
 ) -> tuple[Victim, ...]:
-    """Who gives way to a head of the model that is active: as many as its requests need that would be late if they waited for the batch to
+    """Victims for a head of the active model: as many as its requests need that would be late if they waited for the batch to
     make room, least urgent first. Empty where they are in time, or where those who may give way do not make room for one of them. A head
     that is late in any case evicts no request of its own band: that one would wait as long as the head, and lose work."""
     slack_s = head.slack_s(now_s)
@@ -177,7 +177,7 @@ def make_room(
 def clear(
     now_s: float, head: Contender, batch: Sequence[Occupant], room: Room, hardware: HardwareProfile | None, rule: Rule
 ) -> tuple[Victim, ...]:
-    """Who gives way to a head of another model: all, but for those that end by themselves before they could, or nobody. Nobody where the
+    """Victims for a head of another model: all, but for those that end by themselves before they could, or nobody. Nobody where the
     head is in time when the batch ends by itself, where one of the batch may not give way, where as many requests would be late by it as
     it brings, or where it is late in any case and the batch would wait longer for it than it for the batch, over all their requests.
     `hardware`: of the model that is active."""

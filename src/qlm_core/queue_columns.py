@@ -48,7 +48,7 @@ class QueueGroups:
 
     @property
     def leads(self) -> Leads:
-        """What the engines do now, as the model of the queue takes it."""
+        """State of the engines, as the model of the queue takes it."""
         lead = self.lead
         return Leads(
             model=lead[LEAD_MODEL],
@@ -60,7 +60,7 @@ class QueueGroups:
         )
 
     def columns(self) -> QueueColumns:
-        """What the model of the queue takes. Every queue has a group."""
+        """Returns the columns of the model of the queue. Every queue has a group."""
         rows, served = self.rows, self.service
         each = np.empty((SUMS, rows.shape[1]))
         each[REQUESTS] = 1.0

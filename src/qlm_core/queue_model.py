@@ -34,9 +34,9 @@ PERSISTENCE = 2.0
 """Work after which a batch is another, over what it held: the mean square of what its requests have left over the squared mean, which is 2
 where outputs are memoryless."""
 FULL_SHARE = 0.9
-"""Of a batch from which on it counts as full."""
+"""Share of a batch from which on it counts as full."""
 SEATS_SLACK = 1e-9
-"""Of a batch: sums of shares are not exact."""
+"""Tolerance of seats: sums of shares are not exact."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class QueueColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leads:
-    """What the engine of each queue does now. `model` [queues]: the active one. `left` [SUMS, queues]: what is left of all that runs.
+    """Present state of each queue's engine. `model` [queues]: the active one. `left` [SUMS, queues]: what is left of all that runs.
     `held_s`: decode work of its batch, which is all of that unless more was pulled than decode at a time.
     `drain_s`, `drain_variance`: until all of it has ended or given way, where another model comes next.
     `loading_s`: until the active model is loaded, before which nothing starts; None: it is everywhere."""
@@ -207,7 +207,7 @@ def _in_flight(whole: Floats, each: Floats, others: Floats, lead: Floats, run_fi
 
 
 def _in_order(seat: Floats, variance: Floats, run: Integers) -> tuple[Floats, Floats]:
-    """Who comes later in a run never starts earlier: each waits as long as the longest before it."""
+    """Makes starts of a run ascend: each waits at least as long as the longest before it."""
     first, last = seat
     if (last >= first).all() and (first[1:] >= last[:-1] * (run[1:] == run[:-1])).all():
         return seat, variance

@@ -54,7 +54,7 @@ NOT_OF_CLASS = -1.0
 """In place of a class where the caller gives a group's outputs."""
 
 _Engine = tuple[str, int, float, int]
-"""What an instance's profile goes by beside its name: GPU, how many of it, time scale, batch."""
+"""Key of an instance's profile beside its name: GPU, how many of it, time scale, batch."""
 
 
 class NoProfile(Exception):
@@ -99,7 +99,7 @@ class QueueReader:
         return self._group_rows(figures, self._services(figures[0], figures[6:10]))
 
     def giving_way(self, view: QueueView) -> GivingWay:
-        """What it takes that all that runs on an instance gives way. Raises NoProfile."""
+        """Costs of evicting all runs of an instance. Raises NoProfile."""
         workload = self.profiles.workload_for(view.active_model, "", "")
         hardware, batch_max = self._profiles_of[self.engine(view, view.active_model)]
         running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, batch_max)
@@ -257,7 +257,7 @@ class QueueReader:
         return max(0.0, hardware.swap_s(warm=view.active_model in view.warm_models) - view.loading_s)
 
     def _services(self, of: Floats, figures: Floats) -> ServiceColumns:
-        """Of classes alone, each on its engine: mean prompts, their variance, mean outputs and theirs."""
+        """Services of classes alone, each on its engine: mean prompts, their variance, mean outputs and theirs."""
         return services(self._engine_columns(), of.astype(np.int64), *figures)
 
     def _engine_columns(self) -> EngineColumns:
@@ -283,7 +283,7 @@ class QueueReader:
         return rows
 
     def _longest_outputs(self, served: ServiceColumns, count: Floats, of_class: Floats) -> tuple[Floats, Floats]:
-        """Of so many requests of each class, as far as they are in one batch: mean and Gumbel scale."""
+        """Longest output of so many requests of each class in one batch: mean and Gumbel scale."""
         among = np.clip(count, 1.0, np.minimum(served.batch, LONGEST_OF[-1]))
         table = np.array(self._longest) if self._longest else np.zeros((1, len(LONGEST_OF)))
         longest, scale = longest_of_counts(table, of_class.astype(np.int64), among)

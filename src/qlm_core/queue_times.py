@@ -18,7 +18,7 @@ from qlm_core.queue_model import REQUESTS, QueueColumns, RunWaits, run_starts, r
 from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SCALE, SHARED, STEP, run_lengths
 
 ARRIVAL_ROUNDS = 3
-"""Who comes while a request runs makes it run longer, so that more come: so often that is gone round."""
+"""Rounds of the fixed point of arrivals: requests that arrive during a run prolong it, so that more arrive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +75,7 @@ def queue_times(groups: QueueGroups) -> QueueTimes:
 
 
 def _ends(groups: QueueGroups, served: ServiceColumns) -> Floats:
-    """What ends the runs, as `qlm_core.run_lengths` takes it."""
+    """Ends of the runs, as `qlm_core.run_lengths` takes it."""
     ends = np.empty((ENDS, groups.count.size))
     ends[BASE], ends[STEP] = served.step_base_s, served.step_s
     ends[LONGEST], ends[SCALE] = groups.rows[LONGEST_OUTPUT], groups.rows[LONGEST_SCALE]
@@ -85,7 +85,7 @@ def _ends(groups: QueueGroups, served: ServiceColumns) -> Floats:
 
 
 def _step_beside(served: ServiceColumns, base_s: Floats, others: Floats) -> Floats:
-    """What a step takes in which a chunk of a prefill rides: its decode part if anybody decodes, else the base of a prefill."""
+    """Seconds of a step with a chunk of a prefill: its decode part if anybody decodes, else the base of a prefill."""
     beside = np.minimum(others, served.batch)
     return np.where(beside >= 1.0, served.step_base_s + served.sequence_s * beside, base_s)
 

@@ -1,4 +1,4 @@
-"""What agents report of the requests that they run, for those who predict waits."""
+"""Agents' reports of running requests, for predictions of waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GroupRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedRuns:
-    """What ran at a time of the queue's clock, by group id, where a request had a token every `token_s`."""
+    """Running requests at a time of the queue's clock, by group id, where a request had a token every `token_s`."""
 
     at_s: float
     token_s: float

@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 
 
 class SloKind(StrEnum):
-    """What an SLO bounds (see `Slo` in request.proto)."""
+    """The time that an SLO bounds (see `Slo` in request.proto)."""
 
     COMPLETION = "completion"
     FIRST_TOKEN = "first_token"
@@ -57,7 +57,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """What the planner knows of a waiting request. Times in seconds of the queue's clock. `predicted_output_tokens`: by the length model at
+    """The planner's facts of a waiting request. Times in seconds of the queue's clock. `predicted_output_tokens`: by the length model at
     arrival, 0 where that was not in use."""
 
     queue_id: str

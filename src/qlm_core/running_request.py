@@ -44,5 +44,6 @@ def output_left(profiles: ProfileSnapshot, request: GroupView, produced_tokens: 
 
 
 def _between(tokens: Normal, low: float, high: float) -> Normal:
-    """What lies between two bounds has its mean there, and a variance of at most a quarter of their distance squared (Popoviciu)."""
+    """Bounds mean and variance of a value between two bounds: the mean lies there, the variance is of at most a quarter of their distance
+    squared (Popoviciu)."""
     return Normal(min(max(tokens.mean, low), high), min(tokens.variance, (high - low) ** 2 / 4.0))

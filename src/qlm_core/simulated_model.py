@@ -1,4 +1,4 @@
-"""What a simulated model answers: a function of the model's name and the prompt's token ids alone.
+"""The answer of a simulated model: a function of the model's name and the prompt's token ids alone.
 
 So greedy output is the same on any instance, after any eviction, and when it is resumed from prompt + produced tokens. Sampling
 parameters other than `max_tokens` and `ignore_eos` do not change it. A prompt may state how long an answer it wants: if its last

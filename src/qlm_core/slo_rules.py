@@ -1,4 +1,4 @@
-"""Which SLOs may be asked for: the rules of `Slo` in request.proto."""
+"""Rules of valid SLOs: those of `Slo` in request.proto."""
 
 from __future__ import annotations
 

@@ -82,12 +82,12 @@ class WorkloadProfile:
 WORKLOAD_PRIOR = WorkloadProfile(
     prompt_tokens_mean=1154.7, prompt_tokens_variance=1108.8**2, output_tokens_mean=211.1, output_tokens_variance=162.9**2
 )
-"""What is believed of a model without data: the moments of the Azure conversation trace of 2023 (AzurePublicDataset @ b469a113cedc,
+"""Prior of a model without data: the moments of the Azure conversation trace of 2023 (AzurePublicDataset @ b469a113cedc,
 AzureLLMInferenceTrace_conv.csv, CC-BY-4.0; Patel et al., Splitwise, ISCA 2024)."""
 
 
 def wider_keys(key: WorkloadKey) -> list[WorkloadKey]:
-    """What a class leans on, the nearest first: the same of any SLO class, then without the predicted output, then its model."""
+    """Keys of the wider classes, the nearest first: the same of any SLO class, then without the predicted output, then its model."""
     model, slo_class, token_class = key
     prompt_class = prompt_class_of(token_class)
     chain = [(model, "", token_class), (model, "", prompt_class), (model, "", "")]
@@ -106,7 +106,7 @@ def blend_all(rows: Iterable[WorkloadProfile]) -> dict[WorkloadKey, WorkloadProf
 
 
 def wider_row(rows: Mapping[WorkloadKey, WorkloadProfile], key: WorkloadKey) -> WorkloadProfile:
-    """What a class leans on: the nearest wider row that there is, else the prior. Where that is of requests whose outputs were not
+    """Returns the nearest wider row, else the prior. Where that is of requests whose outputs were not
     predicted, and those of the class were predicted to be far longer, they have the predicted mean and PREDICTED_SPREAD."""
     found = next((rows[each] for each in wider_keys(key) if each in rows), WORKLOAD_PRIOR)
     predicted = predicted_tokens_of(key[2])

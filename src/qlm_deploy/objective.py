@@ -1,4 +1,4 @@
-"""What a deployer minimises: a1 x latency + a2 x devices, each over its least possible value."""
+"""The objective of a deployer: a1 x latency + a2 x devices, each over its least possible value."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every QLM process needs to live: settings, logs, traces, metrics, a gRPC server, leases and signals."""
+"""Foundation of every QLM process: settings, logs, traces, metrics, a gRPC server, leases and signals."""

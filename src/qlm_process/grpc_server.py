@@ -70,7 +70,7 @@ class GrpcServer:
 
     @property
     def address(self) -> str:
-        """What clients dial: the host as configured with the bound port, or the unix socket."""
+        """Address for clients: the host as configured with the bound port, or the unix socket."""
         if self._listen.startswith("unix:"):
             return self._listen
         return f"{self._listen.rpartition(':')[0]}:{self._port}"
@@ -104,7 +104,7 @@ class GrpcServer:
         return self._port
 
     async def set_serving(self, serving: bool) -> None:
-        """What health answers from now on. Nothing before the start or after the stop."""
+        """Sets the answer of health from now on. Without effect before the start or after the stop."""
         if self._health is None:
             return
         statuses = health_pb2.HealthCheckResponse

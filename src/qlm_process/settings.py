@@ -112,7 +112,7 @@ class QueueSettings(Section):
 
 
 class ModelFactsSettings(Section):
-    """What is published of a model's shape, for GPUs on which it was never measured (`qlm_core.model.ModelFacts`)."""
+    """Published shape of a model, for GPUs on which it was never measured (`qlm_core.model.ModelFacts`)."""
 
     parameters_billion: PositiveNumber = Field(description="Its parameters, in 10^9.")
     active_billion: float = Field(
@@ -170,7 +170,7 @@ class TelemetrySettings(Section):
 
 
 class SecuritySettings(Section):
-    """Who may call, and how connections are protected (docs/howto/secure.md)."""
+    """Access and protection of connections (docs/howto/secure.md)."""
 
     key_file: str = Field("", description="Keys of callers, written by `qlm keys` and read again when it changes. Empty: no keys.")
     no_auth: bool = Field(False, description="Without keys: serves other hosts too, where whoever reaches it may do everything.")
@@ -206,7 +206,7 @@ class SecuritySettings(Section):
             )
 
     def credentials(self) -> Credentials:
-        """What this process shows to other services. Raises ConfigError."""
+        """Credentials of this process for other services. Raises ConfigError."""
         return Credentials(
             api_key=read_key(self.service_key_file) if self.service_key_file else "",
             ca_file=self.tls_ca_file,

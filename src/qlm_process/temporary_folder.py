@@ -46,7 +46,7 @@ class TemporaryFolder:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of a process that is to leave its files here."""
+        """Environment of a process that leaves its files here."""
         return {"TMPDIR": str(self.path)}
 
     def remove(self) -> None:

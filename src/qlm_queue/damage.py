@@ -1,4 +1,4 @@
-"""What a repair of a queue finds, and what becomes of requests whose record is lost."""
+"""Findings of a repair of a queue, and the fate of requests whose record is lost."""
 
 from __future__ import annotations
 

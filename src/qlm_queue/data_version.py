@@ -10,8 +10,8 @@ import redis.asyncio as redis
 from qlm_core.errors import ConfigError
 
 DATA_VERSION = 1
-"""Of the keys of `keys.py` and what they hold. It grows with a change that builds of the version before misread; a new key that these leave
-alone is none."""
+"""Version of the keys of `keys.py` and their content. It grows with a change that builds of the version before misread; a new key that
+these leave alone is none."""
 
 Ask = Callable[..., Awaitable[Any]]
 """Makes one command; its answer is as the server gives it. ResponseError for a refusal."""

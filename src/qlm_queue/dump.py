@@ -201,7 +201,7 @@ def canonical(dump: QueueDump, numbers: Mapping[str, int]) -> dict[str, object]:
 
 
 def differences(left: object, right: object, where: str = "") -> list[str]:
-    """What differs between two canonical dumps, one line a place."""
+    """Lists the differences between two canonical dumps, one line a place."""
     if isinstance(left, dict) and isinstance(right, dict):
         names = sorted({*left, *right}, key=str)
         missing = object()

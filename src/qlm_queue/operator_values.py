@@ -1,4 +1,4 @@
-"""What operations of the queue for operators take and give (see `qlm_queue.port`)."""
+"""Arguments and results of the queue's operations for operators (see `qlm_queue.port`)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ HELD_BACK_MAX = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePage:
-    """Of `live_requests`. `body` of each: the serialized api `Request` with its model and admission alone, b"" where the body is damaged.
-    `after`: the queue id to go on after, "" where none is behind the page."""
+    """A page of `live_requests`. `body` of each: the serialized api `Request` with its model and admission alone, b"" where the body is
+    damaged. `after`: the queue id to go on after, "" where none is behind the page."""
 
     after: str
     requests: Sequence[LiveRequest]
 
 
 def too_many_pauses() -> QueueFull:
-    """Of `pause`."""
+    """Makes the error of `pause` for too many pauses."""
     return QueueFull(
         f"{PAUSES_MAX} models and tenants are paused, which is the bound: resume one first",
         details={"bound": "pauses", "limit": f"{PAUSES_MAX}"},

@@ -128,8 +128,8 @@ class Queue(Protocol):
         """Why nothing is accepted now (settings of the server, its memory, its log of writes), "" if it is."""
 
     async def loss(self) -> str:
-        """What the server has lost of what it acknowledged (a lost log of writes, an old copy), as far as this process noticed in the last
-        `result_ttl_s`; "" for nothing."""
+        """Describes acknowledged writes that the server lost (a lost log of writes, an old copy), as far as this process noticed in the
+        last `result_ttl_s`; "" for nothing."""
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         """Rebinds a live request to a gateway and returns its progress from byte `offset`; frames from then on go to that gateway.
@@ -264,7 +264,7 @@ class Queue(Protocol):
         bytes."""
 
     async def read_waits(self) -> WaitsRecord:
-        """What `publish_waits` stored last, with counts of the queue and its pauses. O(pauses)."""
+        """Reads the last record of `publish_waits`, with counts of the queue and its pauses. O(pauses)."""
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         """Stores the profile snapshot. Raises LeaseLost."""

@@ -1,4 +1,4 @@
-"""What the operations of the queue take and give (see `qlm_queue.port`). Times are seconds of the server's clock."""
+"""Arguments and results of the queue's operations (see `qlm_queue.port`). Times are seconds of the server's clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ESTIMATOR_ROLE = "estimator"
 
 
 class Durability(StrEnum):
-    """What an answered call survives: a killed process, a power loss, or the loss of the server (`replicas` others have it)."""
+    """Failures that an answered call survives: a killed process, a power loss, or the loss of the server (`replicas` others have it)."""
 
     PROCESS = "process"
     DISK = "disk"
@@ -50,7 +50,7 @@ class RequeueCause(StrEnum):
 
 
 class StepStatus(StrEnum):
-    """What became of one item of a call."""
+    """Result of one item of a call."""
 
     DONE = "done"
     STALE = "stale"  # ended, or owned by another incarnation or attempt: nothing was changed
@@ -203,7 +203,7 @@ class AppliedChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullBudget:
-    """What an agent can take. A request needs prompt + produced (4 bytes of progress a token) + `output_reserve_tokens` tokens of KV.
+    """Room of an agent. A request needs prompt + produced (4 bytes of progress a token) + `output_reserve_tokens` tokens of KV.
     The first request of a pull is given whatever it needs if the incarnation runs nothing, so that one that can never fit is ended by
     the agent, not blocked for ever. `owned_aside`: requests that it owns and does not run now: offloaded, or on their way back. A request
     that has failed is given alone, to an idle incarnation; with `suspects` (all that it runs has failed once too, and has made output

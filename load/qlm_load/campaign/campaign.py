@@ -38,7 +38,7 @@ VICTIM_SERVICES = ("agent", "planner", "estimator", "gateway")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assault:
-    """What is done to the cluster: `kills` and `server_kills` drawn by seed, and strikes that the caller wrote."""
+    """Faults of the cluster: `kills` and `server_kills` drawn by seed, and strikes that the caller wrote."""
 
     seed: int
     kills: int

@@ -34,15 +34,15 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Who of a role is to be killed, and from which share of ended requests on: the first of `candidates` rather than the others, but the
-    planner that leads."""
+    """A kill of a role's process, and the share of ended requests from which it is due: the first of `candidates` rather than the others,
+    but the planner that leads."""
 
     role: Role
     candidates: tuple[str, ...]
     from_share: float
 
     def due(self, share: float) -> tuple[str, ...]:
-        """Who may be killed at this share of ended requests."""
+        """Processes that may be killed at this share of ended requests."""
         if not self.from_share <= share <= WINDOW[1]:
             return ()
         anybody = self.role is Role.PLANNER or share >= (self.from_share + WINDOW[1]) / 2
@@ -100,7 +100,7 @@ class Chaos:
 
     @property
     def spared(self) -> tuple[Plan, ...]:
-        """Of which nobody was killed (yet)."""
+        """Kills of which no process was killed yet."""
         return tuple(self._waiting)
 
     @property

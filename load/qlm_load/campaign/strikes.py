@@ -1,4 +1,4 @@
-"""Which processes of a campaign are struck, when and how: by seed, or as written on the command line.
+"""The strikes of a campaign, their processes and times: by seed, or as written on the command line.
 
 A strike is due at a share of ended requests, so that strikes are spread over the run however fast it is. A process that is down when its
 strike is due gets it as soon as it lives again, serving or still starting.
@@ -121,7 +121,7 @@ class Striker:
 
     @property
     def waiting(self) -> tuple[Strike, ...]:
-        """What has not been done (yet)."""
+        """Strikes that are not done yet."""
         return tuple(self._waiting)
 
     def look(self, now_s: float, ended_share: float, pids: Mapping[str, int], serving: Mapping[str, int]) -> list[Struck]:

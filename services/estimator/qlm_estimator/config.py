@@ -32,7 +32,7 @@ class EstimatorSettings(Section):
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of the gRPC server.")
 
     def learning(self) -> Learning:
-        """What the machine needs of this."""
+        """Returns the machine's part of these settings."""
         return Learning(
             publish_every_s=self.publish_every_s,
             memory_requests=self.memory_requests,

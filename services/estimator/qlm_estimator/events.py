@@ -27,7 +27,7 @@ def entry_text(entry_id: EntryId) -> str:
 
 
 class LifecycleKind(Enum):
-    """What happened to a request. RELEASED: it left its agent unfinished (unpulled, requeued). ENDED: any end but COMPLETED."""
+    """Kinds of events of a request. RELEASED: it left its agent unfinished (unpulled, requeued). ENDED: any end but COMPLETED."""
 
     ACCEPTED = "accepted"
     PULLED = "pulled"
@@ -61,8 +61,8 @@ class Lifecycle:
 
 
 class OperationKind(Enum):
-    """What an agent did. SWAPPED_WARM, SWAPPED_COLD: a model became active, from host memory or disk; WARMED: from disk to host memory;
-    KV_MOVED: KV of requests went between GPU and host memory."""
+    """Operations of an agent. SWAPPED_WARM, SWAPPED_COLD: a model became active, from host memory or disk; WARMED: from disk to host
+    memory; KV_MOVED: KV of requests went between GPU and host memory."""
 
     SWAPPED_WARM = "swapped_warm"
     SWAPPED_COLD = "swapped_cold"
@@ -87,7 +87,7 @@ class ReportedOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupClass:
-    """What the machine needs of a group's record."""
+    """The machine's part of a group's record."""
 
     model: str
     slo_class: str

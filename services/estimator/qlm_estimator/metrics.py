@@ -15,7 +15,7 @@ from qlm_process.metrics import Metrics
 
 
 class EstimatorMetrics(Metrics):
-    """What the estimator knows and how many events it read."""
+    """Metrics of learned values and of events read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ _SNAPSHOT: dict[str, tuple[str, tuple[str, ...]]] = {
         ("model",),
     ),
 }
-"""Of the newest snapshot: name -> help and labels."""
+"""Gauges of the newest snapshot: name -> help and labels."""
 
 LABELS = ("time", "depth")
 LABELS_TEXT = "`time`: wait or completion; `depth`: requests ahead, the power of four at or above, empty: any"

@@ -23,7 +23,7 @@ from qlm_queue.values import ESTIMATOR_ROLE
 Context = grpc.aio.ServicerContext[Any, Any]
 
 WINDOW_S = 300.0
-"""Of GetOutcomes where none is asked for."""
+"""Window of GetOutcomes where the caller names none."""
 
 
 class EstimatorService(estimator_pb2_grpc.EstimatorServicer):

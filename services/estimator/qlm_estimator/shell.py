@@ -190,7 +190,7 @@ class EstimatorShell:
 
 
 def queue_seen(overview: Overview) -> QueueSeen:
-    """What the machine needs of a reading of the queue."""
+    """Returns the machine's part of a reading of the queue."""
     instances = instances_in(overview)
     running = {record.instance: record.running for record in overview.virtual_queues}
     return QueueSeen(

@@ -65,7 +65,7 @@ class GatewaySettings(Section):
 
 
 class PlannerChoices(BaseModel):
-    """What a gateway has to know of the section `planner`; the planner checks all of it."""
+    """The part of the section `planner` that a gateway reads; the planner checks all of it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -73,7 +73,7 @@ class PlannerChoices(BaseModel):
 
 
 class GatewayConfig(Section):
-    """What a gateway reads of the configuration file."""
+    """The part of the configuration file that a gateway reads."""
 
     queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue that it takes requests into.")
     models: tuple[ModelSettings, ...] = Field((), description="Served models; a request for another is refused.")

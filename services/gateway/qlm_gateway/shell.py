@@ -48,7 +48,7 @@ HEALTH_EVERY_S = 0.25
 STOP_GRACE_S = 1.0
 """For calls that are not streams, after the drain."""
 SCRAPE_TIMEOUT_S = 1.0
-"""Of reading the queue for a scrape of the metrics."""
+"""Deadline of reading the queue for a scrape of the metrics."""
 FAREWELL_S = 0.5
 """For streams to get their end; one that reads nothing is cut off."""
 

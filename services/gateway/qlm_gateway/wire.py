@@ -39,7 +39,7 @@ STATES: dict[State, RequestState.ValueType] = {
 
 
 def draft_of(request: Request) -> RequestDraft:
-    """What a client sent, as admission reads it. Raises InvalidRequest for a chat with JSON that is none."""
+    """Returns a client's request as admission reads it. Raises InvalidRequest for a chat with JSON that is none."""
     prompt = request.WhichOneof("prompt")
     return RequestDraft(
         model=request.model,

@@ -1,4 +1,4 @@
-"""What a model's folder says of it: read from config.json and the heads of the weight files, without loading weights."""
+"""Facts of a model's folder: read from config.json and the heads of the weight files, without loading weights."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def read_model(folder: Path) -> FoundModel:
 
 
 def _shapes(weights: Path) -> Iterator[list[int]]:
-    """Of the tensors in a safetensors file: eight bytes say how long the JSON is that follows, and that names them."""
+    """Yields the shapes of the tensors in a safetensors file: eight bytes hold the length of the JSON that names them."""
     with weights.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > HEAD_BYTES_MAX:

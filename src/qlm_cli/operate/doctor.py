@@ -67,7 +67,7 @@ async def _examined(settings: QueueSettings, *, mend: bool) -> Sequence[Damage]:
 
 
 async def _tried_on_a_copy(settings: QueueSettings) -> Sequence[Damage]:
-    """What is damaged after a repair of a copy of the queue, on a server of its own."""
+    """Returns the damage left after a repair of a copy of the queue, on a server of its own."""
     with tempfile.TemporaryDirectory(prefix="qlm-doctor-") as folder:
         server = EmbeddedServer(folder)
         url = await server.start()

@@ -87,7 +87,7 @@ def _shown(client: qlm.Client, request_id: str | None) -> RenderableType:
 
 
 def held_line(held: Sequence[HeldBytes]) -> str:
-    """What is held against each bound in bytes."""
+    """Shows the bytes held against each bound."""
     return "; ".join(
         f"{each.bound} {each.name}".rstrip() + f" {each.held / 1e6:,.1f} MB" + (f" of {each.limit / 1e6:,.0f} MB" if each.limit else "")
         for each in held
@@ -95,7 +95,7 @@ def held_line(held: Sequence[HeldBytes]) -> str:
 
 
 def _advice(planner: str) -> str:
-    """What the planner advises, in one line; "" where it has nothing to say, or cannot be asked in time."""
+    """Returns the planner's advice in one line; "" where it has none, or does not answer in time."""
     if not planner:
         return ""
     try:

@@ -98,7 +98,7 @@ def import_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> Non
 
 
 def read_profiles(estimator: str | None, addresses: tuple[str, ...]) -> ProfileSnapshot:
-    """What the estimator at that address knows, or the leader, as a gateway names it. Raises QlmError."""
+    """Reads the profiles of the estimator at that address, or of the leader that a gateway names. Raises QlmError."""
     return profile_wire.from_proto(asked(estimator, addresses, lambda stub: stub.GetProfiles, estimator_pb2.GetProfilesRequest()))
 
 

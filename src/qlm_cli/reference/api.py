@@ -41,7 +41,7 @@ def reference(protos: Path) -> str:
 
 
 def _found(pattern: re.Pattern[str], file: Path) -> Iterator[tuple[str, ...]]:
-    """What a pattern finds, its comment as one line."""
+    """Yields the matches of a pattern, each with its comment as one line."""
     for comment, *rest in pattern.findall(file.read_text()):
         yield " ".join(line.strip().removeprefix("//").strip() for line in comment.splitlines()).replace("|", "\\|"), *rest
 

@@ -16,9 +16,9 @@ from qlm_core.model import ModelFacts
 CONTEXT_LEAST = 4_096
 """Tokens of context for which a model gets more GPUs; with fewer it serves what fits."""
 SPARE_TOKENS = 64
-"""Of KV, beside those of a context: vLLM keeps a block for itself, and rounds up to blocks."""
+"""Tokens of KV beside those of a context: vLLM keeps a block for itself, and rounds up to blocks."""
 HOST_SHARE, HOST_KV_SHARE = 0.5, 0.1
-"""Of the host's memory: for weights of warm models, and for KV of requests that make room."""
+"""Shares of the host's memory: for weights of warm models, and for KV of evicted requests."""
 BATCH_MAX_CPU = 16
 
 

@@ -1,4 +1,4 @@
-"""What `qlm serve --engine vllm` finds on this machine: the folders of models, GPUs and memory."""
+"""Finds what `qlm serve --engine vllm` needs on this machine: the folders of models, GPUs and memory."""
 
 from __future__ import annotations
 

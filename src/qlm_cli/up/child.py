@@ -66,7 +66,7 @@ class Child:
         return self.phase is Phase.SERVING and self._process is not None and self._process.returncode is None
 
     def state(self) -> ProcessState:
-        """What the state file says of it."""
+        """Returns its state by the state file."""
         process = self._process
         running = process is not None and process.returncode is None
         return ProcessState(
@@ -218,7 +218,7 @@ class Child:
         self._restarts += 1
 
     def complaint(self) -> str:
-        """What its log says went wrong, and where the rest is."""
+        """Returns the error that its log names, and the path of the log."""
         for line in reversed(self._tail):
             error = _parsed(line).get("error")
             if error:

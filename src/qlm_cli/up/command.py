@@ -85,7 +85,7 @@ class ClusterRun:
             structlog.get_logger().info("stopped")
 
     def _report(self, failure: BaseException) -> None:
-        """What could not be helped, in a line; bugs and wrong settings are for the caller."""
+        """Reports a failure of the environment in a line; bugs and wrong settings are for the caller."""
         if isinstance(failure, Unavailable):
             self._fail(failure.message)
             return

@@ -37,7 +37,7 @@ class UpSection(Section):
 
 
 class UpConfig(Section):
-    """What `qlm up` reads of the file."""
+    """The part of the file that `qlm up` reads."""
 
     queue: QueueSettings = Field(default_factory=QueueSettings)
     security: SecuritySettings = Field(default_factory=SecuritySettings)

@@ -1,4 +1,4 @@
-"""What an observer sees of a cluster, as plain values. Times are seconds of the queue's clock; None: not known, its part is away."""
+"""An observer's view of a cluster, as plain values. Times are seconds of the queue's clock; None: not known, its part is away."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """What an agent says of itself. `offloaded`: requests whose KV is in host memory. `giving_way`: evict or KV swap, and why; "" where
+    """An agent's own status. `offloaded`: requests whose KV is in host memory. `giving_way`: evict or KV swap, and why; "" where
     nobody gives way. `operations`: LLM serving operations since its start, by name, as in Operations where they are the same. `models`:
     those that it can serve. `batch`: most requests that it runs at once now, 0 during a model swap."""
 

@@ -1,1 +1,1 @@
-"""Who calls: keys, the file that holds them, and what a key may do."""
+"""Identity of callers: keys, their file, and the rights of a key."""

@@ -1,4 +1,4 @@
-"""Who may call planners, estimators and agents: the keys of services and operators."""
+"""Access to planners, estimators and agents: the keys of services and operators."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MODE = 0o600
 
 
 class KeyFile(Section):
-    """What the file holds."""
+    """Content of the file."""
 
     keys: tuple[Key, ...] = Field((), max_length=KEYS_MAX)
 

@@ -22,7 +22,7 @@ ID_BYTES, SALT_BYTES, SECRET_BYTES = 4, 16, 32
 
 
 class Role(StrEnum):
-    """What a key is for: a tenant's requests; control of the cluster and the status of all; calls between services."""
+    """Purpose of a key: a tenant's requests; control of the cluster and the status of all; calls between services."""
 
     CLIENT = "client"
     OPERATOR = "operator"

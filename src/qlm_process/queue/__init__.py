@@ -1,1 +1,1 @@
-"""What every process does with the queue: connect, keep its clock and leases, read its state for predictions."""
+"""Shared work of processes on the queue: connect, keep its clock and leases, read its state for predictions."""

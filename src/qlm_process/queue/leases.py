@@ -20,7 +20,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 def new_nonce() -> str:
-    """What tells two holders of the same name apart."""
+    """Makes a nonce that distinguishes two holders of the same name."""
     return secrets.token_hex(NONCE_BYTES)
 
 

@@ -59,7 +59,7 @@ def from_proto(message: instance_pb2.Instance) -> InstanceFacts:
 
 
 def to_body(facts: InstanceFacts) -> bytes:
-    """What `register` and `describe` of the queue store."""
+    """Serializes the body that `register` and `describe` of the queue store."""
     return to_proto(facts).SerializeToString(deterministic=True)
 
 

@@ -60,7 +60,7 @@ def from_proto(message: estimator_pb2.ProfileSnapshot) -> ProfileSnapshot:
 
 
 def to_body(snapshot: ProfileSnapshot) -> bytes:
-    """What `publish_profiles` of the queue stores."""
+    """Serializes the body that `publish_profiles` of the queue stores."""
     return to_proto(snapshot).SerializeToString(deterministic=True)
 
 

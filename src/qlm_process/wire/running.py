@@ -1,4 +1,4 @@
-"""What the requests that an instance runs have made, as its agent tells the queue at each heartbeat, for those who predict waits."""
+"""Output so far of an instance's running requests, as its agent reports at each heartbeat, for predictions of waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKEN_MIN_S = 1e-6
 
 
 def to_body(facts: InstanceFacts, reported: ReportedRuns | None = None) -> bytes:
-    """What `describe` of the queue stores."""
+    """Serializes the body that `describe` of the queue stores."""
     message = to_proto(facts)
     if reported is not None:
         message.running_reported_s, message.token_s = reported.at_s, reported.token_s

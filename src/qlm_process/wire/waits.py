@@ -15,7 +15,7 @@ from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 
 def to_body(waits: PlannedWaits) -> bytes:
-    """What `publish_waits` of the queue stores."""
+    """Serializes the body that `publish_waits` of the queue stores."""
     message = waits_pb2.PlannedWaits(
         made_s=waits.made_s,
         plan_version=waits.plan_version,

@@ -24,7 +24,7 @@ from qlm_queue.values import (
 )
 
 ALIKE = ("model", "slo_kind")
-"""What groups must have in common for a request to go from one to the other."""
+"""Traits that two groups must share for a request to move from one to the other."""
 
 
 def _check_leader(state: MemoryState, now_s: float, lease: Lease) -> None:

@@ -344,7 +344,7 @@ class MemoryQueue:
             self._changed.notify_all()
 
     async def _read(self, block_s: float, read: Callable[[], Answer]) -> Answer:
-        """What `read` finds, at once or within `block_s` seconds; it is empty after them."""
+        """Returns the result of `read`, at once or within `block_s` seconds; it is empty after them."""
         found = read()
         if len(found) > 0 or block_s <= 0:
             return found

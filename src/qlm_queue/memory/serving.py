@@ -233,7 +233,7 @@ def _complete_one(step: Step, incarnation: str, completion: Completion) -> StepS
 
 
 def _repeated(step: Step, incarnation: str, completion: Completion) -> StepStatus:
-    """What a completion finds that finds its request ended: DONE if it ended it itself."""
+    """Status of a completion whose request has ended: DONE if it ended it itself."""
     last = completion.last
     if step.state.by_key.get(last.key) is not None or step.state.terminal(last.key, step.now_s) is None:
         return StepStatus.STALE

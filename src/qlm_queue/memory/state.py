@@ -1,4 +1,4 @@
-"""What a `MemoryQueue` holds: plain values in dicts, and the streams."""
+"""State of a `MemoryQueue`: plain values in dicts, and the streams."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class StoredRequest:
         return (len(self.progress) + 3) // 4
 
     def logprobs_from(self, offset: int) -> bytes:
-        """Of the tokens from byte `offset` of progress on: equally many bytes each."""
+        """Log probabilities of the tokens from byte `offset` of progress on: equally many bytes each."""
         return bytes(self.logprobs[offset * len(self.logprobs) // len(self.progress) :]) if self.logprobs else b""
 
     def as_live(self) -> LiveRequest:

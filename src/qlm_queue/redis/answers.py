@@ -33,7 +33,7 @@ DIGEST_BYTES = 16
 PULLED_STRINGS = 7
 TEXT, LOGPROBS = "1", "L"
 """Forms of output other than token ids alone."""
-"""Of each request in the answer to a pull."""
+"""Fields of each request in the answer to a pull."""
 _CONTROL_KINDS = frozenset(ControlKind)
 _GROUP_FIELDS = frozenset({"live", "prompt_tokens", "first_deadline", "last_deadline", "slo_least"})
 _ON = "+"

@@ -43,7 +43,7 @@ class Pipe(asyncio.Protocol):
         self.worn = False
         self.broken = False
         self.reign = ""
-        """Of a server that takes writes: the id of its replication, which changes when another takes its place, and never returns."""
+        """Replication id of the server that takes writes: it changes when another takes its place, and never returns."""
 
     @property
     def host(self) -> str:

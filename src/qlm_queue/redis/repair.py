@@ -13,7 +13,7 @@ from qlm_queue.redis.link import RecordDamaged, RedisLink
 PAGE = 200
 """Requests or keys that one call looks at."""
 ROUNDS_MAX = 4
-"""What one round mends may uncover more (a group that is dissolved leaves requests without one)."""
+"""Most rounds: a repair may uncover more damage (a group that is dissolved leaves requests without one)."""
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -44,7 +44,7 @@ _LOG_GONE = "the folder of the server's log of writes is gone: a server that sta
 
 @contextmanager
 def refusals_are_config_errors() -> Iterator[None]:
-    """Of a server that answers, but never will to these settings: a wrong password, a database or a protocol that it does not have, data of
+    """Turns permanent refusals of a server into ConfigError: a wrong password, a database or a protocol that it does not have, data of
     another version."""
     try:
         yield
@@ -102,7 +102,7 @@ def replicas_problem(info: Mapping[str, Any], replicas: int) -> str:
 
 
 def full_bound(info: Mapping[str, Any], free_bytes: int | None, bounds: Bounds) -> tuple[str, int, int] | None:
-    """Which of a server's resources is used above its share, with the limit and the use in bytes. `free_bytes`: of the log's disk, None
+    """Finds the resource of a server that is used above its share, with limit and use in bytes. `free_bytes`: of the log's disk, None
     where it is not known."""
     limit, held = round(int(info.get("maxmemory", 0)) * bounds.memory_share), int(info["used_memory"])
     if limit and held >= limit:
@@ -176,7 +176,7 @@ class ServerWatch:
 
     @property
     def loss(self) -> str:
-        """What the server has lost of what it acknowledged, as noticed within the window of results; "" for nothing."""
+        """Describes acknowledged writes that the server lost, as noticed within the window of results; "" for none."""
         return self._loss if time.monotonic() - self._lost_s < self._bounds.result_ttl_s else ""
 
     def acknowledged(self, key: RequestKey, before: int, number: int) -> None:
@@ -195,7 +195,7 @@ class ServerWatch:
             self.accepted_count = max(self.accepted_count, found)
 
     async def confirm(self) -> None:
-        """What the server answered before this call is in its log of writes, as far as it can say; else raises Unavailable. The server
+        """Confirms that all earlier answers are in the server's log of writes, as far as it can say; else raises Unavailable. The server
         answers a write also where it fails to log it."""
         if _LOG_UNWRITTEN in await self._link.ask("INFO", "persistence"):
             raise Unavailable(_LOG_FAILED, details={"retry_after_s": f"{RETRY_AFTER_S}"})

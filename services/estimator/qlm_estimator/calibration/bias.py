@@ -51,7 +51,7 @@ class BiasFactor:
 
     @property
     def factor(self) -> float:
-        """Of the seconds of the pairs."""
+        """Actual over predicted seconds of the pairs."""
         return self.actual_s / self.predicted_s if self.predicted_s > 0.0 else 1.0
 
     @property

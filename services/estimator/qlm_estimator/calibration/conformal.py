@@ -26,17 +26,17 @@ ERRORS_MAX = 256
 PRIOR_POINTS = 16
 """Errors of the prior, evenly over its normal: together they weigh as much as one wait, the one to come, of which nothing is known."""
 RATES = (0.002, 0.008, 0.032, 0.128)
-"""Of the change of a level by an outcome: the range of DtACI, by factors of four."""
+"""Change of a level by one outcome: the range of DtACI, by factors of four."""
 INTERVAL = 500.0
 """Outcomes that the mixture of rates is to be right over, as in DtACI."""
 ASKED_MAX = 3.0
 """Times the share of misses that is to come, which the one that is asked of the errors is at the most."""
 SHARE = 1.0 / (2.0 * INTERVAL)
-"""Of the weights that is given evenly to all rates, as in DtACI."""
+"""Share of the weights that is divided evenly among all rates, as in DtACI."""
 
 
 def _learning_rate(miss: float) -> float:
-    """Of the weights of the rates, for a share of misses (DtACI, section 3)."""
+    """Returns the learning rate of the rates' weights, for a share of misses (DtACI, section 3)."""
     spread = (1.0 - miss) ** 2 * miss**3 + miss**2 * (1.0 - miss) ** 3
     return math.sqrt(3.0 / INTERVAL) * math.sqrt((math.log(INTERVAL * len(RATES)) + 2.0) / spread)
 
@@ -73,7 +73,7 @@ def _levels() -> list[_Level]:
 
 
 ROUNDING = 1e-9
-"""Of a sum of weights."""
+"""Tolerance of a sum of weights."""
 _PRIOR_ERRORS: Floats = np.array([PRIOR_SCORE * normal_quantile((number + 0.5) / PRIOR_POINTS) for number in range(PRIOR_POINTS)])
 _PRIOR_WEIGHTS: Floats = np.full(PRIOR_POINTS, 1.0 / PRIOR_POINTS)
 
@@ -84,7 +84,7 @@ alike. However many there are, they are no more evidence than independent waits 
 
 @dataclass(slots=True)
 class ErrorQuantiles:
-    """Of one kind of prediction: normalised errors and their weights, the oldest first, and a level for each of LEVELS."""
+    """Errors of one kind of prediction: normalised errors and their weights, the oldest first, and a level for each of LEVELS."""
 
     _errors: Floats = field(default_factory=lambda: np.empty(0))
     _weights: Floats = field(default_factory=lambda: np.empty(0))
@@ -99,7 +99,7 @@ class ErrorQuantiles:
         return cls(np.array(quantiles), np.maximum(np.diff([0.0, *upto]), 0.0))
 
     def copy(self) -> ErrorQuantiles:
-        """What another kind begins with that is like this one."""
+        """Returns the beginning of another kind that is like this one."""
         levels = [_Level(each.miss, list(each.asked), list(each.weights)) for each in self._levels]
         return ErrorQuantiles(self._errors, self._weights, levels)
 

@@ -45,7 +45,7 @@ class _Row:
         return _Row(self.bias.copy(), {horizon: errors.copy() for horizon, errors in self.errors.items()})
 
     def at(self, horizon: int) -> ErrorQuantiles:
-        """Of a horizon; a new one begins like the nearest that there is."""
+        """Returns the errors of a horizon; a new one begins as a copy of the nearest."""
         if horizon not in self.errors:
             near = min(self.errors, key=lambda each: (abs(each - horizon), each), default=None)
             self.errors[horizon] = ErrorQuantiles() if near is None else self.errors[near].copy()

@@ -26,10 +26,10 @@ which are usual then, and so its bound grows."""
 OUTLIER_FACTOR = 8.0
 """An output longer than this times what is usual in the class, or in the prior, counts as so long."""
 USUAL_TOKENS = WORKLOAD_PRIOR.output_curve().quantile(0.95)
-"""Of a class of which nothing is known."""
+"""Length assumed for a class without data."""
 
 _MIDDLES: FloatArray = (np.array([1, *(upper + 1 for upper in UPPERS[:-1])]) + np.array(UPPERS)) / 2.0
-"""Of the bins, in tokens."""
+"""Middles of the bins, in tokens."""
 
 
 class FadingLengths:
@@ -115,7 +115,7 @@ class FadingLengths:
         return math.exp(self._rate * (min(started, self.clock) - self._origin))
 
     def _now(self) -> float:
-        """What a stored weight is multiplied by, so that the newest finish weighs one if it started just before."""
+        """Factor of stored weights: with it the newest finish weighs one if it started just before."""
         return math.exp(-self._rate * max(0.0, self.clock - 1.0 - self._origin))
 
     def _rescale(self) -> None:

@@ -1,4 +1,4 @@
-"""What the events of requests tell of output lengths: rows of classes, requests that have not ended, and the length model. Pure."""
+"""Learns output lengths from the events of requests: rows of classes, requests that have not ended, and the length model. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qlm_estimator.lengths.predictor import LengthPredictor
 RUNNING_MAX = 65_536
 """Requests that are followed; beyond it the oldest is forgotten."""
 SURE_SHARE = 0.8
-"""Of the tokens that a run is taken to have made, it is sure to have made this share: a bound that is too high would count a request as
+"""Share of its expected tokens that a run has surely made: a bound that is too high would count a request as
 longer than it is."""
 
 Made = Callable[[str, str], float]
@@ -23,8 +23,8 @@ Made = Callable[[str, str], float]
 
 
 class RequestLengths:
-    """Of one queue. A request's class, and what it weighs, are those at its first start; one whose start was not seen counts as if it had
-    started at its end."""
+    """Output lengths of one queue. A request's class, and what it weighs, are those at its first start; one whose start was not seen counts
+    as if it had started at its end."""
 
     def __init__(self, *, memory: float, rows_max: int, made: Made) -> None:
         """As `LengthLearner`."""

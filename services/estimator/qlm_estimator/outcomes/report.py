@@ -159,7 +159,7 @@ class Outcomes:
         return claimed
 
     def report(self, now_s: float, window_s: float) -> OutcomesReport:
-        """Of at most `window_s` (0 to WINDOW_MAX_S) up to now."""
+        """Reports at most the last `window_s` (0 to WINDOW_MAX_S)."""
         from_s = max(now_s - min(window_s, WINDOW_MAX_S), self._since_s)
         counts: Counter[tuple[str, str]] = Counter()
         for second, counted in self._seconds:
@@ -174,7 +174,7 @@ class Outcomes:
         )
 
     def calibration_since(self, from_s: float) -> tuple[CalibrationRow, ...]:
-        """Of the predictions that were judged from then on, JUDGED_MAX at the most."""
+        """Reports the predictions judged since then, at most JUDGED_MAX."""
         return calibration_rows([judged for judged in self._judged if judged.at_s >= from_s])
 
     def _judge(self, predicted: Predicted, ended: Ended) -> Judged:

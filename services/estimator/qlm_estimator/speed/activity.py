@@ -1,4 +1,4 @@
-"""What one agent incarnation is busy with, from its lifecycle events: who runs, and how much was prefilled and decoded meanwhile.
+"""Follows the work of one agent incarnation by its lifecycle events: running requests, prefilled and decoded tokens.
 
 Prefills are taken to be done one after the other as requests are pulled. The totals grow with the steps of the engine, so what went on
 during a run is a difference of two readings. A step takes as long as the profile says of what decodes then, and of a chunk of a prefill
@@ -54,7 +54,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """What went on while a run decoded, from its first token to its end: `seconds` of the server's clock, 0 where its first token was
+    """Work beside a run while it decoded, from its first token to its end: `seconds` of the server's clock, 0 where its first token was
     not reported; how many `sequences` decoded in a step on average and the `context_tokens` that all of them held; and the `prefill_tokens`
     of others that rode along with its steps, with the sum of the squares of their prompts as far as these were done. Prefills go in the
     order of pulls, a chunk in each step, so they are of those pulled behind it."""
@@ -219,7 +219,7 @@ class Activity:
         return run
 
     def _prefill_token_s(self, prompt_tokens: int) -> float:
-        """Of a prompt whose chunks ride along with the steps of those who decode now."""
+        """Seconds per token of a prompt whose chunks ride along with the present decode steps."""
         hardware = self._hardware
         if hardware is None or not prompt_tokens:
             return 0.0

@@ -28,7 +28,7 @@ RATIO_MAX = 16.0
 """A run that took so many times longer or shorter than predicted has another cause than the engine's speed."""
 
 PRIOR_SHARE_MIN = 1e-3
-"""Of a published row: one that tells less is as sure as with this share."""
+"""Least `prior_share` that a published row is read with."""
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class SpeedLearner:
                 put_newest(self._rows, (profile.instance, profile.model), row, self._rows_max)
 
     def hardware(self, instance: InstanceFacts, profile_name: str) -> HardwareProfile | None:
-        """What is believed now of a model's steps on an instance, by the instance's own clock; None for a pair without a profile."""
+        """Returns the present estimate of a model's steps on an instance, by its own clock; None for a pair without a profile."""
         base = self._base.of(instance.gpu, instance.n_gpu, profile_name)
         return None if base is None else replace(base, slowdown=self._row(instance.name, base).slowdown).scaled(instance.time_scale)
 

@@ -31,9 +31,9 @@ MEMORY = 8.0
 """Operations of a kind after which an old one weighs 1 / e."""
 FAR = math.log(2.0)
 SPREAD = 0.35
-"""Of the logarithm: what operations of one kind differ by, a factor of 1.4."""
+"""Deviation of the logarithm of operations of one kind: a factor of 1.4."""
 RESOLUTION_S = 0.002
-"""Of a measured time: what the process that measures adds by its own turns. Operations that take no longer tell little."""
+"""Resolution of a measured time: the delay that the measuring process adds. Operations as short as this show little."""
 TOOK_MAX_S = 86_400.0
 """No operation takes longer."""
 _LOG_MAX = math.log(SLOWDOWN_MAX)

@@ -1,1 +1,1 @@
-"""Who is let in: a client's request and the queue's facts in; a durable entry or a refusal with its reason out."""
+"""Admission: a client's request and the queue's facts in; a durable entry or a refusal with its reason out."""

@@ -87,7 +87,7 @@ class Entry:
 
     @property
     def default_slo(self) -> Slo:
-        """Of requests that name none."""
+        """The SLO of requests that name none."""
         return self._limits.default_slo
 
     async def enter(self, request: Request, metadata: Metadata, gateway: str) -> Entered:

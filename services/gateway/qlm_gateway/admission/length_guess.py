@@ -1,4 +1,4 @@
-"""What is expected of a request's output at its acceptance, by the newest profiles. Pure, and in process: no request waits for it."""
+"""Predicts the length of a request's output at its acceptance, by the newest profiles. Pure, and in process: no request waits for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def guess_length(draft: RequestDraft, admitted: Admitted, prompt: PreparedPrompt
 
 
 def _word(sampling: SamplingDraft | None) -> str:
-    """What of its sampling may tell how long an answer gets; "" for the defaults."""
+    """Names the sampling options that bear on the length of an answer; "" for the defaults."""
     if sampling is None:
         return ""
     parts = (

@@ -108,7 +108,7 @@ class BatchFolder:
     # Batches ----------------------------------------------------------------------------------------------------------
 
     def add_batch(self, record: BatchRecord) -> None:
-        """Of more than `tenant_files_max` the oldest that has ended is forgotten. Raises QueueFull where all are open."""
+        """Adds a batch. Beyond `tenant_files_max` the oldest ended one is deleted. Raises QueueFull where all are open."""
         folder = self._of(record.tenant, "batches")
         folder.mkdir(parents=True, exist_ok=True)
         batches = self.batches(record.tenant)

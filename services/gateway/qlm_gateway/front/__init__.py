@@ -1,1 +1,1 @@
-"""What clients speak: gRPC (`service`) and the OpenAI API (`http/`); protos and JSON stop here."""
+"""Clients' protocols: gRPC (`service`) and the OpenAI API (`http/`); protos and JSON stop here."""

@@ -1,4 +1,4 @@
-"""Who calls, and what they may do. Every call of every front passes here."""
+"""Callers and their rights. Every call of every front passes here."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Caller:
         return self.key is None or not self.key.models or model in self.key.models
 
     def part_of(self, status: QueueStatusResponse) -> QueueStatusResponse:
-        """Of the queue's status what the caller may see: an operator all, a tenant its own request and pauses."""
+        """Reduces the queue's status to the caller's rights: an operator sees all, a tenant its own request and pauses."""
         if self.key is None or self.is_operator:
             return status
         seen = QueueStatusResponse(queue=status.queue, refusal=status.refusal)
@@ -100,7 +100,7 @@ class Callers:
         return self._keys is not None
 
     def caller(self, metadata: Metadata | None) -> Caller:
-        """Who sends a call. Raises Unauthenticated; PermissionDenied for a service's key, which is for other calls."""
+        """Identifies the sender of a call. Raises Unauthenticated; PermissionDenied for a service's key, which is for other calls."""
         if self._keys is None:
             return self._anyone
         key = self._keys.find(bearer_of(metadata))

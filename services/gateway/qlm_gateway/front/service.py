@@ -309,7 +309,7 @@ class GatewayService(GatewayServicer):
 
 
 def _whose(request: PauseRequest) -> tuple[PauseKind, str]:
-    """What a client pauses or resumes. Raises InvalidRequest."""
+    """Returns the kind and name that a client pauses or resumes. Raises InvalidRequest."""
     whose = request.WhichOneof("whose")
     if whose == "tenant":
         check_name("tenant", request.tenant, TENANT_BYTES_MAX)

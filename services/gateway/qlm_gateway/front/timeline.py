@@ -77,7 +77,7 @@ async def timeline_page(queue: Queue, key: RequestKey, after: str) -> TimelinePa
 
 
 def recorded_moments(found: LiveRequest | TerminalRecord) -> tuple[Moment, ...]:
-    """What the queue keeps with the request itself: its acceptance, first pull, first token and end."""
+    """Moments that the queue keeps with the request itself: its acceptance, first pull, first token and end."""
     if isinstance(found, LiveRequest):
         times = {"accepted": found.accepted_s, "first pull": found.started_s, "first token": found.first_token_s}
     else:

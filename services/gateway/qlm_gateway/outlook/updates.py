@@ -16,8 +16,8 @@ from qlm_queue.values import TerminalRecord
 EVERY_MIN_S = 1.0
 EVERY_MAX_S = 3_600.0
 FINDS_PER_S_MAX = 50.0
-"""Of all streams of a gateway together, two calls to the queue each, three of a request that ran before; a stream beyond it has its turn
-the next time."""
+"""Outlooks per second for all streams of a gateway together, two calls to the queue each, three of a request that ran before; a stream
+beyond it has its turn the next time."""
 
 
 class OutlookUpdates:

@@ -1,4 +1,4 @@
-"""What a gateway reads of the queue at its own pace: the published waits, profiles, the drain rate; the expiry sweep; and the reports of
+"""Reads the queue at the gateway's own pace: the published waits, profiles, the drain rate; the expiry sweep; and the reports of
 what clients were shown, which the estimator compares with what happens."""
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ EXPIRE_CALLS_MAX = 20
 
 REPORT_EVERY_S = 0.5
 PREDICTIONS_REPORTED_MAX = 16
-"""Of one report. They are a sample of what clients were shown since the one before."""
+"""Most predictions in one report: a sample of those shown to clients since the previous one."""
 
 EXPIRED_RESULT = Result(error=ResultError(reason="EXPIRED", message="expire_after_s passed before the request ended")).SerializeToString()
 NO_WAITS = PlannedWaits(made_s=0.0, plan_version=0, profile_version=0, counted_to=0, instances={})
-"""Of a queue without a planner."""
+"""The waits of a queue without a planner."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -86,8 +86,8 @@ class QueueWatch:
 
     @property
     def recent(self) -> Outlook | None:
-        """What to predict from: None before the first read, and where the queue is `away`. Without classes where no planner has published
-        for `WAITS_AGE_MAX_S`."""
+        """The facts to predict from: None before the first read, and where the queue is `away`. Without classes where no planner has
+        published for `WAITS_AGE_MAX_S`."""
         return None if self.away else self._outlook
 
     @property
@@ -112,7 +112,7 @@ class QueueWatch:
                 tasks.create_task(loop, name=name)
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What goes on side by side for ever, by name. Each awaits nothing but the queue and the sleep that was given, one call at a
+        """Endless loops to run side by side, by name. Each awaits nothing but the queue and the sleep that was given, one call at a
         time."""
         return {
             "waits": self._repeat("read_waits", WAITS_EVERY_S, self.read_waits),
@@ -205,7 +205,7 @@ class QueueWatch:
         self._published = version
 
     async def report(self) -> None:
-        """What cannot be reported is not kept: it is a sample."""
+        """Reports predictions; those that cannot be reported are dropped, as they are a sample."""
         reports = self._sample.take()
         if reports:
             await self._queue.report([each.event().SerializeToString() for each in reports])

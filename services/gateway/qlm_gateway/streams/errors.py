@@ -31,7 +31,7 @@ def streams_full(limit: int) -> GatewayFull:
 
 
 def refusal_error(refusal: Refusal, failure: QlmError | None) -> QlmError:
-    """What a reader is ended with. `failure`: what the queue last answered about its request."""
+    """Returns the error that ends a reader. `failure`: the queue's last answer about its request."""
     match refusal:
         case Refusal.DRAINING:
             return draining()

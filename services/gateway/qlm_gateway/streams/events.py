@@ -1,4 +1,4 @@
-"""What happens to streams, and what is to be done: events and effects of the `GatewayMachine`. Token bytes stay in the shell:
+"""Events and effects of the `GatewayMachine`. Token bytes stay in the shell:
 offsets and counts are tokens (or text pieces, for engines that give only text)."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ReaderId = int
 
 
 class ReaderKind(StrEnum):
-    """What a reader wants of a request."""
+    """The form in which a reader wants a request."""
 
     TOKENS = "tokens"
     END = "end"

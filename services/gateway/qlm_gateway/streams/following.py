@@ -1,4 +1,4 @@
-"""Which readers get the frames of a request, and what came by for requests that nobody here follows yet."""
+"""Readers of a request's frames, and frames of requests that nobody here follows yet."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ FRAMES_PER_TURN_MAX = 512
 
 
 class _Answer:
-    """What the queue said: output from the offset asked for, and the record of a request that has ended."""
+    """The queue's answer: output from the offset asked for, and the record of a request that has ended."""
 
     __slots__ = ("logprobs", "pieces", "result", "tokens")
 
@@ -294,7 +294,7 @@ class StreamHub:
         return located, _Answer(tokens, pieces, result, logprobs)
 
     async def _attached(self, effect: Attach, gateway: str) -> Attached:
-        """Of token ids what comes from the offset on, of text all there is: where a piece begins only those before it tell. Raises
+        """Reads token ids from the offset on, and text from its beginning: only earlier pieces show where one begins. Raises
         OffsetOutOfRange, in bytes."""
         try:
             attached = await self._queue.attach(effect.key, gateway, effect.offset * TOKEN_BYTES)

@@ -80,7 +80,7 @@ class GatewayMachine:
 
     @property
     def buffered_tokens(self) -> int:
-        """What all readers were given and have not taken."""
+        """Tokens delivered to all readers and not taken yet."""
         return self._buffers.tokens
 
     @property
@@ -99,7 +99,7 @@ class GatewayMachine:
             raise streams_full(self._limits.readers_max)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """What to do about an event. `now_s`: monotonic."""
+        """Returns the effects of an event. `now_s`: monotonic."""
         effects: list[Effect] = []
         match event:
             case FramesRead(frames=frames):

@@ -1,4 +1,4 @@
-"""What one reader is given, between the hub that delivers and the call that takes. Bounded by the machine, not here."""
+"""Output for one reader, between the hub that delivers and the call that takes. Bounded by the machine, not here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qlm_gateway.streams.events import ReaderId
 from qlm_gateway.text.logprobs import logprobs_part
 
 TOKENS_TAKEN_MAX = 1_024
-"""Of one message to a client: what grpc holds for one that does not read is no more than this."""
+"""Most tokens in one message to a client: grpc holds no more than this for a client that does not read."""
 
 
 class ReaderStream:

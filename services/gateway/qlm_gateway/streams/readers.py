@@ -1,4 +1,4 @@
-"""What the `GatewayMachine` knows of one reader, what all of them hold, and its settings."""
+"""State of one reader in the `GatewayMachine`, the buffers of all, and its settings."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ PIECE_TOKENS = 256
 
 
 class Buffers:
-    """What all readers were given and have not taken: at most `buffers_tokens_max`, and beyond it a frame or a piece for each reader. Those
-    always fit into an empty buffer, so that a reader gets on."""
+    """Tokens delivered to all readers and not taken yet: at most `buffers_tokens_max`, and beyond it a frame or a piece for each reader.
+    Those always fit into an empty buffer, so that a reader gets on."""
 
     def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
@@ -102,7 +102,7 @@ class Buffers:
         reader.unread_since_s = now_s if reader.unread else math.inf
 
     def drop(self, reader: Reader) -> None:
-        """What it has not taken is given again later, or never."""
+        """Forgets what the reader has not taken; it is delivered again later, or never."""
         self.tokens -= reader.unread
         reader.next = reader.taken
         reader.unread_since_s = math.inf

@@ -11,7 +11,7 @@ from qlm_gateway.text.model_text import CONTEXT_TOKENS, Detokenizer
 from qlm_process.text.prompt_encoding import PromptEncoder
 
 REPLACEMENT = "\ufffd"
-"""What a decoder makes of bytes that are no character yet."""
+"""Stands in decoded text for bytes that are no character yet."""
 
 CHARACTER_TOKENS_MAX = 4
 """Most tokens of one character: a byte each."""

@@ -26,7 +26,7 @@ class Detokenizer(Protocol):
         """The text that these next tokens complete."""
 
     def flush(self) -> str:
-        """What is left at the end: an incomplete character, as replacement characters."""
+        """Returns the rest at the end: an incomplete character, as replacement characters."""
 
 
 class ModelText(Protocol):

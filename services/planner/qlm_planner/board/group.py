@@ -57,7 +57,7 @@ class Group:
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Of waiting requests; 0 without any."""
+        """Mean prompt tokens of waiting requests; 0 without any."""
         return self.waiting_prompt_tokens / max(1, self.waiting)
 
     @property

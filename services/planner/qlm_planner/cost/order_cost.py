@@ -49,9 +49,9 @@ INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderTimes:
-    """Of the groups [groups], in seconds from now: `start_s` of the first request, `end_s` and `end_variance` of the last end; `late`: the
-    expected share of late requests; `latest_s`: when the latest request reaches its SLO's event, less the deadlines' spread. `parts`
-    [PARTS, queues]: the cost of each queue."""
+    """Times of the groups [groups], in seconds from now: `start_s` of the first request, `end_s` and `end_variance` of the last end;
+    `late`: the expected share of late requests; `latest_s`: when the latest request reaches its SLO's event, less the deadlines' spread.
+    `parts` [PARTS, queues]: the cost of each queue."""
 
     start_s: Floats
     end_s: Floats
@@ -147,7 +147,7 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
 
 
 def _opening(heads: Floats, engine: Floats, continues: Booleans, weights: Weights) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
-    """Of the first group of each queue: its start and the variance; the end of the running batch; the seconds of swapping; whether the
+    """Costs the first group of each queue: its start and the variance; the end of the running batch; the seconds of swapping; whether the
     running batch is evicted, which it is where the group gains more than the eviction costs."""
     busy_s, swap_s, warm_s = engine[DRAIN_LEAD], heads[SWAP], heads[WARM]
     behind_s = busy_s + np.maximum(warm_s, swap_s - busy_s)
@@ -162,7 +162,7 @@ def _opening(heads: Floats, engine: Floats, continues: Booleans, weights: Weight
 
 
 def _late_and_costs(groups: Floats, start_s: Floats, variance: Floats | float) -> tuple[Floats, Floats]:
-    """Of groups with these starts: the expected share of late requests; LATE, TARDINESS and COMPLETION [3, groups]."""
+    """Costs groups with these starts: the expected share of late requests; LATE, TARDINESS and COMPLETION [3, groups]."""
     reached_s, work_s = start_s + groups[OWN], groups[WORK]
     gap_s, spread = reached_s - groups[DEADLINE], variance + groups[OWN_VARIANCE]
     late, tardiness_s = _lateness(gap_s, work_s - groups[SPREAD], spread, groups[WORK_VARIANCE])

@@ -30,7 +30,7 @@ KINDS_MAX = 32
 """Most kinds; with more, speeds are compared more coarsely."""
 KindKey = tuple[object, ...]
 Able = tuple[str, int, tuple[str, ...]]
-"""What an instance can hold: its GPU, the number of GPUs, its models."""
+"""The means of an instance: its GPU, the number of GPUs, its models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

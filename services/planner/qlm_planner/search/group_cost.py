@@ -92,7 +92,7 @@ def cost_from(packed: Packed, kind: int, group: int, start_s: float, variance: f
 
 @lean
 def opening(packed: Packed, queue: int, group: int) -> tuple[float, float, float, float, float, bool]:
-    """Of the first group of a queue: its start and the variance; the begin of its run (for the next swap); the end of the running batch;
+    """Costs the first group of a queue: its start and the variance; the begin of its run (for the next swap); the end of the running batch;
     the seconds of swapping; whether the batch is evicted, which it is where the group gains more than the eviction costs. (Agents refuse it
     for a more urgent batch.)"""
     row, model = packed.queue[queue], packed.model[group]

@@ -79,8 +79,8 @@ def evaluate(problem: Problem, orders: Orders) -> Costs:
 
 
 def group_lateness(problem: Problem, orders: Orders) -> Floats:
-    """Of each group [G, 2] the expected share of late requests, and the mean delay of the latest in seconds (below 0: early). Groups on no
-    queue, or on one that cannot serve them, have an infinite delay. Raises ProblemError for orders that do not fit."""
+    """Returns for each group [G, 2] the expected share of late requests, and the mean delay of the latest in seconds (below 0: early).
+    Groups on no queue, or on one that cannot serve them, have an infinite delay. Raises ProblemError for orders that do not fit."""
     work = _Work.of(problem)
     return _evaluated(work.packed, *_served(work, orders), problem.weights)[1]
 

@@ -27,7 +27,7 @@ from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceRequest, Choic
 from qlm_process.temporary_folder import TemporaryFolder
 
 START_TIMEOUT_S = 300.0
-"""Of the start and the warm-up: compiling is slow without a cache."""
+"""Deadline of start and warm-up: compiling is slow without a cache."""
 PIPE_BYTES = 1 << 22
 """Read-ahead of an answer."""
 ANSWER_BYTES_MAX = 1 << 28
@@ -37,7 +37,7 @@ RESTART_MAX_S = 30.0
 STEADY_S = 60.0
 """Lifetime of a process after which the pause is the first one again."""
 ADVICE_TIMEOUT_S = 300.0
-"""Of one advice."""
+"""Deadline of one advice."""
 
 Answer = Callable[[Solved | SolveFailed], None]
 

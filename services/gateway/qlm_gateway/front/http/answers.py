@@ -29,7 +29,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 def usage_of(call: Call, usages: Sequence[Usage]) -> dict[str, int]:
-    """Of the results of all choices; a prompt counts once."""
+    """Adds up the results of all choices; a prompt counts once."""
     prompts = usages[:: call.choices_per_prompt]
     return usage(sum(each.prompt_tokens for each in prompts), sum(each.output_tokens for each in usages))
 
@@ -127,7 +127,7 @@ class ChunkForm:
         return f'{self._starts[index]}{said},"logprobs":{also},"finish_reason":null}}]}}'
 
     def delta(self, index: int, delta: Mapping[str, Any]) -> str:
-        """Of a chat with tools."""
+        """Returns the event for a delta of a chat with tools."""
         return f'{self._starts[index]}"delta":{_compact(delta)},"logprobs":null,"finish_reason":null}}]}}'
 
     def finish(self, index: int, reason: str) -> str:

@@ -109,7 +109,7 @@ class Body(BaseModel):
 
 
 class ChatBody(Body):
-    """Of `POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, max_length=MESSAGES_MAX)]
     max_completion_tokens: PositiveUint32 | None = None
@@ -121,7 +121,7 @@ class ChatBody(Body):
 
 
 class CompletionBody(Body):
-    """Of `POST /v1/completions`."""
+    """The body of `POST /v1/completions`."""
 
     prompt: (
         str

@@ -22,7 +22,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 
 def answer_headers(call: Call, accepted: Sequence[Accepted]) -> dict[str, str]:
-    """Of the answer of a call whose requests were accepted; the longest wait of its choices."""
+    """Headers of the answer to a call whose requests were accepted, with the longest wait of its choices."""
     waits = [each.prediction.wait_p50_s for each in accepted if each.HasField("prediction")]
     return {"x-request-id": call.request_id, **({ESTIMATED_WAIT: f"{max(waits):.3f}"} if waits else {})}
 

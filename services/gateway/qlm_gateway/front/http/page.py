@@ -32,11 +32,11 @@ from qlm_process.cluster.observer import ClusterObserver, Metadata
 from qlm_queue.port import Queue
 
 PAGE_PATH = "/page"
-"""Of the page itself, which holds no data and wants no key: browsers send none with an address that is typed in."""
+"""Path of the page itself, which holds no data and needs no key: browsers send none with a typed address."""
 READ_EVERY_S = 1.0
 """The cluster is read at most so often, however many browsers show it."""
 CALL_TIMEOUT_S = 2.0
-"""Of a call to the planner, the estimator or an agent: one that does not answer in time is shown as away."""
+"""Deadline of a call to the planner, the estimator or an agent: one that does not answer in time is shown as away."""
 REQUESTS_SHOWN = 25
 """Requests that have not ended, those accepted first, that are shown one by one."""
 EVENT_ID = re.compile(r"\d{1,18}-\d{1,18}", re.ASCII)

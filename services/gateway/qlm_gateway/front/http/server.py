@@ -177,7 +177,7 @@ class HttpFront:
         return await handler(http)
 
     def _rate_headers(self, http: web.Request) -> dict[str, str]:
-        """What is left of the rates of the call's key."""
+        """Headers with the remaining rates of the call's key."""
         try:
             left = self._callers.rates_left(self._callers.caller(metadata_of(http)))
         except QlmError:

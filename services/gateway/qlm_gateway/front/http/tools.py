@@ -15,7 +15,7 @@ from qlm_gateway.front.http.bodies import ChatBody, NamedTool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OTHER_FORMS = ("<function=", "<arg_key>")
-"""Of templates whose calls between OPEN and CLOSE are no JSON."""
+"""Marks of templates whose calls between OPEN and CLOSE are no JSON."""
 CALL_ID_CHARACTERS = 9
 """As some chat templates want it."""
 
@@ -95,7 +95,7 @@ class ToolReader:
         self.calls = 0
 
     def feed(self, text: str) -> list[Delta]:
-        """What the next piece of text completes."""
+        """Returns the deltas that the next piece of text completes."""
         match self._use.form:
             case ToolForm.ARGUMENTS:
                 return list(self._argue(text))
@@ -106,7 +106,7 @@ class ToolReader:
         return list(self._release()) if start and start not in "{[" else []
 
     def end(self) -> list[Delta]:
-        """What is left."""
+        """Returns the remaining deltas at the end of the text."""
         found: list[Delta] = []
         if self._use.form is ToolForm.JSON and (calls := _calls_of(self._held)):
             self._held = ""
