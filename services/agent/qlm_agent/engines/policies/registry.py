@@ -7,13 +7,18 @@ from importlib import import_module
 from typing import Any
 
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed, StaticBatches
+from qlm_agent.engines.policies.feedback import FastServe, MlfqNaive
 from qlm_agent.engines.policies.port import EnginePolicy
+from qlm_agent.engines.policies.seats import FixedPriority
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 
 ENGINE_POLICIES: Mapping[str, Callable[..., EnginePolicy]] = {
     "fcfs": FirstComeFirstServed,
     "edf": UrgencyFirst,
     "static": StaticBatches,
+    "fastserve": FastServe,
+    "mlfq-naive": MlfqNaive,
+    "fixed-priority": FixedPriority,
 }
 
 
