@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -13,6 +14,7 @@ import structlog
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable, invalid_field
 from qlm_core.instance import instance_of
+from qlm_planner.board.slot import EngineLoad
 from qlm_planner.machine.events import InstanceAnnounced, LoadReported
 from qlm_planner.overload.advice import Advice
 from qlm_planner.plan.plan_view import GroupOutlook, PlanView
@@ -58,6 +60,12 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
                 active_model=load.swapping_to or load.active_model,
                 warm_models=tuple(load.warm_models),
                 batch=load.batch,
+                engine=EngineLoad(
+                    kv_used_tokens=load.kv_used_tokens,
+                    kv_capacity_tokens=load.kv_capacity_tokens,
+                    prefill_left_tokens=load.prefill_left_tokens,
+                    token_s=load.token_s if 0.0 < load.token_s < math.inf else 0.0,
+                ),
             )
         )
         if not term.knows(request.incarnation):  # the report still triggers an overview
