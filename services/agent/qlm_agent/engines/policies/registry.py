@@ -7,13 +7,20 @@ from importlib import import_module
 from typing import Any
 
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed, StaticBatches
+from qlm_agent.engines.policies.memory import Larry, NoPreempt
 from qlm_agent.engines.policies.port import EnginePolicy
+from qlm_agent.engines.policies.remaining import LearningToRank, Trail, TrailPlus
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 
 ENGINE_POLICIES: Mapping[str, Callable[..., EnginePolicy]] = {
     "fcfs": FirstComeFirstServed,
     "edf": UrgencyFirst,
     "static": StaticBatches,
+    "larry": Larry,
+    "no-preempt": NoPreempt,
+    "trail": Trail,
+    "trail+": TrailPlus,
+    "ltr": LearningToRank,
 }
 
 
