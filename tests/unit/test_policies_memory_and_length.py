@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qlm_agent.decisions.events import PulledRun
+from qlm_agent.decisions.expectations import Expectations
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.memory import BLOCK_TOKENS, Larry, NoPreempt
-from qlm_agent.engines.policies.port import EnginePolicy, Residence, Sequences, SequenceView
+from qlm_agent.engines.policies.port import MEDIAN, QUANTILE_LEVELS, EnginePolicy, Residence, Sequences, SequenceView
 from qlm_agent.engines.policies.remaining import LearningToRank, Trail, TrailPlus
 
 NOW_S = 100.0
@@ -170,3 +172,29 @@ def test_nothing_waits_and_nothing_runs(policy: EnginePolicy) -> None:
 def test_options_are_checked(wrong: object) -> None:
     with pytest.raises(ValueError, match="is"):
         wrong()  # type: ignore[operator]
+
+
+# Predictions ----------------------------------------------------------------------------------------------------------
+
+
+def pulled(predicted_tokens: int = 0, output_tokens_max: int = 10_000) -> PulledRun:
+    return PulledRun(
+        run_id="1",
+        queue_id="1-0",
+        model="m",
+        prompt_tokens=10,
+        output_tokens_max=output_tokens_max,
+        stored=0,
+        predicted_tokens=predicted_tokens,
+    )
+
+
+def test_runs_bring_qlms_own_prediction() -> None:
+    """The quantiles of the class; around the length model's prediction where it is in use; never beyond the request's limit."""
+    expectations = Expectations({})
+    of_class = expectations.length_quantiles(pulled())
+    curve = expectations.outputs("m", "")
+    assert of_class == pytest.approx([curve.quantile(level) for level in QUANTILE_LEVELS], rel=0.01)
+    assert expectations.length_quantiles(pulled(predicted_tokens=40))[MEDIAN] == pytest.approx(40.0)
+    assert expectations.length_quantiles(pulled(predicted_tokens=40))[0] == pytest.approx(40.0 * of_class[0] / of_class[MEDIAN])
+    assert max(expectations.length_quantiles(pulled(output_tokens_max=5))) == 5.0

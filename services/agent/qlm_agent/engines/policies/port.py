@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 QUANTILE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Levels of a predicted length (`SequenceView.quantiles`)."""
+MEDIAN = QUANTILE_LEVELS.index(0.5)
 
 
 class Residence(IntEnum):

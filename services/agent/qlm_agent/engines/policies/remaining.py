@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_agent.engines.policies.port import QUANTILE_LEVELS, EnginePolicy, Sequences, SequenceView
+from qlm_agent.engines.policies.port import MEDIAN, EnginePolicy, Sequences, SequenceView
 
 Floats = NDArray[np.float64]
-MEDIAN = QUANTILE_LEVELS.index(0.5)
 UNKNOWN_TOKENS = 1e9
 """Length of a run without a prediction: it follows those with one, by arrival."""
 GROWTH = 0.5
