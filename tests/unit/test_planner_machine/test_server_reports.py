@@ -6,9 +6,11 @@ from collections import Counter
 
 import pytest
 
+from qlm.api.v1 import instance_pb2, planner_pb2
 from qlm_planner.board.slot import EngineLoad
 from qlm_planner.machine.events import LoadReported
 from qlm_planner.policy import Order
+from qlm_planner.shell.rpc import load_reported
 
 from .test_comparison_policies import joined, waiting_on, world_of
 from .world import World
@@ -77,3 +79,13 @@ async def test_a_model_swap_counts_as_waiting() -> None:
     await world.submit("alpha")
     await world.settle()
     assert await waiting_on(world) == Counter(a=1)
+
+
+@pytest.mark.parametrize(
+    ("token_s", "read_s"), [(0.02, 0.02), (0.0, 0.0), (-1.0, 0.0), (1e-9, 0.0), (float("nan"), 0.0), (float("inf"), 0.0)]
+)
+def test_a_heartbeat_is_read_with_sense(token_s: float, read_s: float) -> None:
+    load = instance_pb2.InstanceLoad(kv_used_tokens=5, kv_capacity_tokens=9, prefill_left_tokens=3, token_s=token_s, swapping_to="beta")
+    found = load_reported(planner_pb2.HeartbeatRequest(incarnation="a/1", load=load))
+    assert found.active_model == "beta"
+    assert found.engine == EngineLoad(kv_used_tokens=5, kv_capacity_tokens=9, prefill_left_tokens=3, token_s=read_s)
