@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qlm_agent.engines.policies.port import QUANTILE_LEVELS, EnginePolicy
 from qlm_agent.engines.simulated.batch import SimulatedBatch
-from qlm_agent.engines.simulated.sequences import RunState
+from qlm_agent.engines.simulated.sequences import Phase, RunState
 from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
 from qlm_core import balancing
 from qlm_core.balancing import Servers
@@ -139,13 +139,14 @@ class Replicas:
     def _row(self, server: Server) -> tuple[float, float, float, float]:
         server.pending = [run for run in server.pending if run.first_token_s is None]
         queued = sum(run.prefill_left_tokens for run in server.pending)
+        waiting = sum(run.prompt_tokens for run in server.pending if run.phase is Phase.WAITING)
         running, kv_used = server.batch.running, server.batch.kv_used_tokens
         step_s = self._profile.decode_step_s(running, kv_used) + self._profile.prefill_work_s(min(queued, CHUNK_TOKENS))
         ended, prompts, outputs = server.totals
         mean_prompt, mean_output = (prompts / ended, outputs / ended) if ended else (1.0, 1.0)
         return (
             queued,
-            kv_used,
+            kv_used + waiting,  # those take KV before a new request does
             balancing.prefill_rate(self._profile, running, kv_used, CHUNK_TOKENS),
             balancing.freeing_rate(max(1, running) / step_s, mean_prompt, mean_output),
         )

@@ -10,10 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from operator import attrgetter
-from typing import Protocol, overload
+from typing import Protocol, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+Numbers: TypeAlias = NDArray[np.float64]
+Positions: TypeAlias = NDArray[np.intp]
+Flags: TypeAlias = NDArray[np.bool_]
 
 QUANTILE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Levels of a predicted length (`SequenceView.quantiles`)."""
@@ -41,10 +45,13 @@ class KvRule(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SequenceView:
-    """A policy's view of a run; policies only read it. Times are of the engine's clock. `arrival`: order of arrival, from the request
-    (vLLM) or the engine's count. `preemptions`: how often it lost its KV in this engine. `waiting_since_s`: its arrival, or when it last
-    lost its seat. `served_s`: seconds of steps with it. `max_tokens`: 0 for unknown. `quantiles`: of its predicted length in tokens, at
-    QUANTILE_LEVELS; empty for none. `true_tokens`: its length, known only to a simulator and shown only to an oracle; else 0."""
+    """A policy's view of a run, which only the engine writes, but for `note`. Times are of the engine's clock.
+
+    `arrival`: order of arrival, from the request (vLLM) or the engine's count. `preemptions`: how often it lost its KV in this engine.
+    `waiting_since_s`: its arrival, or when it last lost its seat. `served_s`: seconds of steps with it. `max_tokens`: 0 for unknown.
+    `quantiles`: of its predicted length in tokens, at QUANTILE_LEVELS; empty for none. `true_tokens`: its length, which only a simulator
+    knows and shows to an oracle; else 0. `note`: a number that the policy keeps with the run, -1 at first and after a time outside.
+    """
 
     run_id: str
     arrival: int
@@ -60,6 +67,7 @@ class SequenceView:
     quantiles: tuple[float, ...] = ()
     true_tokens: int = 0
     residence: Residence = Residence.NONE
+    note: int = -1
 
     @property
     def prefill_left_tokens(self) -> int:
@@ -73,7 +81,7 @@ class Sequences(Sequence[SequenceView]):
     def __init__(self, rows: Callable[[], Sequence[SequenceView]] | Sequence[SequenceView]) -> None:
         self._given = rows
         self._rows: Sequence[SequenceView] | None = None
-        self._columns: dict[str, NDArray[np.float64]] = {}
+        self._columns: dict[str, Numbers] = {}
 
     @property
     def rows(self) -> Sequence[SequenceView]:
@@ -81,7 +89,7 @@ class Sequences(Sequence[SequenceView]):
             self._rows = self._given() if callable(self._given) else self._given
         return self._rows
 
-    def column(self, name: str) -> NDArray[np.float64]:
+    def column(self, name: str) -> Numbers:
         """A number of every run, by its name in SequenceView; not to be written."""
         found = self._columns.get(name)
         if found is None:
@@ -89,12 +97,12 @@ class Sequences(Sequence[SequenceView]):
             found = self._columns[name] = np.fromiter(map(attrgetter(name), rows), np.float64, len(rows))
         return found
 
-    def quantiles(self) -> NDArray[np.float64]:
+    def quantiles(self) -> Numbers:
         """Predicted lengths: a row a run, a column a level; NaN without a prediction."""
         unknown = (np.nan,) * len(QUANTILE_LEVELS)
         return np.array([run.quantiles or unknown for run in self.rows], np.float64).reshape(-1, len(QUANTILE_LEVELS))
 
-    def names(self, positions: NDArray[np.intp]) -> list[str]:
+    def names(self, positions: Positions) -> list[str]:
         """Run ids at positions."""
         rows = self.rows
         return [rows[position].run_id for position in positions.tolist()]

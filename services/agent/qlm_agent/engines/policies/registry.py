@@ -7,9 +7,11 @@ from importlib import import_module
 from typing import Any
 
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed, StaticBatches
+from qlm_agent.engines.policies.feedback import FastServe, MlfqNaive
 from qlm_agent.engines.policies.memory import Larry, NoPreempt
 from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.policies.remaining import LearningToRank, Trail, TrailPlus
+from qlm_agent.engines.policies.seats import FixedPriority
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 
 ENGINE_POLICIES: Mapping[str, Callable[..., EnginePolicy]] = {
@@ -21,6 +23,9 @@ ENGINE_POLICIES: Mapping[str, Callable[..., EnginePolicy]] = {
     "trail": Trail,
     "trail+": TrailPlus,
     "ltr": LearningToRank,
+    "fastserve": FastServe,
+    "mlfq-naive": MlfqNaive,
+    "fixed-priority": FixedPriority,
 }
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from qlm_agent.engines.policies.port import EnginePolicy, Residence
+from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence
 from qlm_agent.engines.simulated.batch_state import BatchState
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, blocks_for
+from qlm_agent.engines.simulated.paused_kv import PausedKv
 from qlm_agent.engines.simulated.scheduling import Scheduling
 from qlm_agent.engines.simulated.sequences import Phase, Progress, RunState
 
@@ -24,7 +25,8 @@ StepDuration = Callable[[int, int, Sequence[tuple[int, int]]], float]
 
 class SimulatedBatch:
     """The runs of one active model, and its view for the policy, which is reset. Times of calls never decrease. `expected_step_s`: of a
-    step before its noise, default `step_s`."""
+    step before its noise, default `step_s`. `kv_swap_s`: of copying so many tokens of paused KV to host memory or back, of which
+    `host_kv_tokens` fit there."""
 
     def __init__(
         self,
@@ -36,6 +38,8 @@ class SimulatedBatch:
         policy: EnginePolicy,
         model: str = "",
         expected_step_s: StepDuration | None = None,
+        kv_swap_s: Callable[[int], float] = lambda tokens: 0.0,
+        host_kv_tokens: int = 0,
     ) -> None:
         self.model = model
         self.seats = batch_max
@@ -44,8 +48,10 @@ class SimulatedBatch:
         self._step_s = step_s
         self._state = BatchState(kv_capacity_tokens=kv_capacity_tokens, batch_max=batch_max)
         self.kv = self._state.kv
-        self._scheduling = Scheduling(self._state, policy)
+        self._paused_kv = PausedKv(self._state, policy.kv, kv_swap_s, host_kv_tokens // BLOCK_TOKENS)
+        self._scheduling = Scheduling(self._state, policy, self._paused_kv)
         self._oracle = policy.oracle
+        self._pauses = policy.kv is KvRule.PROACTIVE
         self._rejoining: list[RunState] = []
         self._last_step_s = 0.0
         self._step_end_s: float | None = None
@@ -78,6 +84,16 @@ class SimulatedBatch:
         return self._state.kv.free * BLOCK_TOKENS
 
     @property
+    def host_kv_tokens(self) -> int:
+        """KV of paused runs in host memory."""
+        return self._paused_kv.host_blocks * BLOCK_TOKENS
+
+    @property
+    def kv_stalled_s(self) -> float:
+        """Seconds that steps waited for copies of paused KV."""
+        return self._paused_kv.stalled_s
+
+    @property
     def seats_free(self) -> int:
         return self.seats - self._state.running
 
@@ -92,8 +108,13 @@ class SimulatedBatch:
 
     @property
     def _turn_s(self) -> float | None:
-        """When the policy changes the order by itself."""
-        return self._scheduling.due_s if self._state.waiting or self._state.held else None
+        """When the policy changes the order by itself, or paused KV has arrived."""
+        if not (self._state.waiting or self._state.held):
+            return None
+        due_s, copied_s = self._scheduling.due_s, self._paused_kv.next_due_s
+        if copied_s is None or due_s is None:
+            return due_s if copied_s is None else copied_s
+        return min(due_s, copied_s) if due_s > self._state.time_s else copied_s
 
     def add(self, now_s: float, run: RunState) -> None:
         """Takes a waiting run; it is considered at the next step. One that can never fit fails."""
@@ -107,6 +128,8 @@ class SimulatedBatch:
             return
         state.waiting.append(run)
         state.changed = True
+        if self._pauses:
+            self._paused_kv.bursts.add(now_s, blocks_for(run.prompt_tokens + run.produced_tokens))
 
     def abort(self, run_id: str) -> None:
         """Drops a run and its unreported output; unknown ones are ignored."""
@@ -117,6 +140,8 @@ class SimulatedBatch:
             return
         if run.phase is Phase.WAITING or run.phase is Phase.PAUSED:
             state.remove_waiting(run)
+            if run.phase is Phase.PAUSED:
+                self._paused_kv.forget(run)
         elif run.phase is Phase.MOVING:
             self._unmove(run)
         else:
@@ -159,6 +184,7 @@ class SimulatedBatch:
             return False
         self._take(now_s, run)
         run.phase = Phase.MOVING
+        run.note = -1
         run.moving_blocks = blocks_for(run.kv_tokens)
         state.kv.take(run.moving_blocks)
         state.restoring[run.run_id] = run
@@ -225,6 +251,7 @@ class SimulatedBatch:
         if self._rejoining:
             self._rejoin_runs()
         if state.waiting or state.held:
+            self._paused_kv.settle(state.time_s)
             self._scheduling.apply()
         preempted = state.decoding.blocks_needed > state.kv.free and self._scheduling.free_for_decode()
         state.kv.take(state.decoding.blocks_needed)
@@ -241,6 +268,8 @@ class SimulatedBatch:
             return False
         chunks = [(run.prefill_done, tokens) for run, tokens in self._chunks]
         self._step_end_s = state.time_s + self._step_s(decoding, state.decoding.context_tokens + decoding, chunks)
+        if self._paused_kv.stall_s:
+            self._step_end_s += self._paused_kv.take_stall_s()
         state.stepping = True
         return True
 

@@ -109,14 +109,24 @@ class BatchState:
             self.kv.give_back(blocks_for(self.decoding.stop(run) + self.stepping))
 
     def preempt(self, run: RunState) -> None:
-        """Drops the KV of a running or paused run, which is computed again."""
-        if run.phase is Phase.PAUSED:
-            self.forget_paused(run)
+        """A running run loses its seat and its KV, and is computed again."""
+        run.served_s += self.served_s - run.seated_at_s
+        run.waiting_since_s = self.time_s
+        self.leave(run)
+        self._lose_kv(run)
+        if run.phase is Phase.WAITING:
+            self.waiting.insert(0, run)
+
+    def drop_paused(self, run: RunState) -> None:
+        """A paused run loses its KV on the GPU, and is computed again."""
+        del self.paused[run.run_id]
+        self.kv.give_back(run.moving_blocks)
+        run.moving_blocks = 0
+        self._lose_kv(run)
+        if run.phase is Phase.REMOVED and run in self.held:
             self.held.remove(run)
-        else:
-            run.served_s += self.served_s - run.seated_at_s
-            run.waiting_since_s = self.time_s
-            self.leave(run)
+
+    def _lose_kv(self, run: RunState) -> None:
         run.phase = Phase.WAITING
         run.residence = Residence.NONE
         if blocks_for(run.prompt_tokens + run.produced_tokens) > self.kv.capacity:
@@ -124,7 +134,6 @@ class BatchState:
             return
         self.preemptions += 1
         run.preemptions += 1
-        self.waiting.insert(0, run)
         self.changed = True
 
     def pause(self, run: RunState) -> None:
@@ -145,15 +154,8 @@ class BatchState:
         run.seated_at_s = self.served_s
         self.decoding.start(run)
 
-    def forget_paused(self, run: RunState) -> None:
-        """Frees the KV of a paused run."""
-        del self.paused[run.run_id]
-        self.kv.give_back(run.moving_blocks)
-        run.moving_blocks = 0
-
     def remove_waiting(self, run: RunState) -> None:
-        """Drops a run without a seat, waiting or paused."""
-        if run.phase is Phase.PAUSED:
-            self.forget_paused(run)
+        """Drops a run without a seat, waiting or paused; the KV of a paused one is its caller's."""
+        self.paused.pop(run.run_id, None)
         (self.held if run in self.held else self.waiting).remove(run)
         self.changed = True

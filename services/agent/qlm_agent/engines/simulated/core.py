@@ -169,6 +169,8 @@ class SimulatedCore:
                 policy=self._policy,
                 model=model,
                 expected_step_s=self._timings[model].expected_step_s,
+                kv_swap_s=self._timings[model].kv_swap_s,
+                host_kv_tokens=self._swap.host.capacity_bytes // self._models[model].profile.kv_bytes_per_token,
             )
 
     @property

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm_agent.engines.policies.port import EnginePolicy, Sequences
+from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence, Sequences
 from qlm_agent.engines.simulated.batch_state import BatchState
 from qlm_agent.engines.simulated.kv_blocks import blocks_for
+from qlm_agent.engines.simulated.paused_kv import PausedKv
 from qlm_agent.engines.simulated.sequences import Phase, RunState
 
 
 class Scheduling:
     """Applies a policy to the state before each step. `due_s`: when the order changes by itself."""
 
-    def __init__(self, state: BatchState, policy: EnginePolicy) -> None:
+    def __init__(self, state: BatchState, policy: EnginePolicy, paused_kv: PausedKv) -> None:
         self.due_s: float | None = None
         self._state = state
         self._policy = policy
+        self._paused_kv = paused_kv
         self._pauses = type(policy).pause is not EnginePolicy.pause
         self._preempts = type(policy).preempt is not EnginePolicy.preempt
 
@@ -33,7 +35,9 @@ class Scheduling:
             if run.phase is Phase.DECODE:
                 state.pause(run)
         if state.paused:
-            self._seat()
+            promised = self._seat()
+            if self._policy.kv is KvRule.PROACTIVE:
+                self._paused_kv.move_ahead(state.time_s, self._paused_victims()[::-1], promised)
         if self._preempts and self._make_room():
             self._order(state.running_view())
         state.changed = False
@@ -42,11 +46,18 @@ class Scheduling:
     def free_for_decode(self) -> bool:
         """Preempts until the decode step fits, which it does not; returns whether any run still waits for that."""
         state = self._state
-        for runs in (list(state.paused.values()), state.running_runs()):
-            for run_id in self._policy.victims(state.time_s, Sequences(runs)) if runs else ():
-                if state.decoding.blocks_needed <= state.kv.free:
-                    break
-                state.preempt(state.runs[run_id])
+        if state.paused:
+            self._paused_kv.evict(state.decoding.blocks_needed, self._paused_victims())
+        for run_id in self._policy.victims(state.time_s, state.running_view()):
+            if state.decoding.blocks_needed <= state.kv.free:
+                break
+            run = state.runs[run_id]
+            fits = blocks_for(run.prompt_tokens + run.produced_tokens) <= state.kv.capacity
+            if self._pauses and fits and run.phase is Phase.DECODE:
+                state.pause(run)
+                self._paused_kv.evict(state.kv.capacity, (run,))
+            else:
+                state.preempt(run)
         return state.running > 0
 
     def _order(self, running: Sequences) -> Sequences:
@@ -62,21 +73,42 @@ class Scheduling:
         state.waiting = ordered
         return waiting
 
-    def _seat(self) -> None:
-        """Resumes paused runs in their turn: the waiting runs before them keep a seat and KV."""
-        state = self._state
-        waiting, state.waiting = state.waiting, []
-        seats, blocks = state.batch_max - state.running, state.kv.free - state.decoding.blocks_needed - state.spare_blocks()
-        for run in waiting:
-            if run.phase is not Phase.PAUSED:
-                state.waiting.append(run)
-                needed = blocks_for(run.prompt_tokens + run.produced_tokens)
-                seats, blocks = (seats - 1, blocks - needed) if needed <= blocks else (seats, blocks)
-            elif seats > 0:
-                state.resume(run)
-                seats -= 1
-            else:
+    def _seat(self) -> int:
+        """Gives seats to the ordered runs: paused ones resume, the KV of others is made room for. A run without room keeps what is free
+        for itself, so that later ones do not take it for ever. Returns the free blocks that are promised."""
+        state, paused_kv = self._state, self._paused_kv
+        ordered, state.waiting = state.waiting, []
+        victims, ahead = self._paused_victims(), set[RunState]()
+        seats, promised = state.batch_max - state.running, state.decoding.blocks_needed + state.spare_blocks()
+        for run in ordered:
+            ahead.add(run)
+            if run.phase is Phase.REMOVED:
+                continue
+            if seats < 1 or run.residence is Residence.MOVING:
                 state.held.append(run)
+                continue
+            needed = _blocks_to_seat(run)
+            if needed + promised > state.kv.free and run.residence is not Residence.GPU and paused_kv.rule is not KvRule.DEFER:
+                paused_kv.evict(needed + promised, (each for each in victims if each.phase is Phase.PAUSED and each not in ahead))
+            if needed + promised > state.kv.free and run.residence is not Residence.GPU:
+                promised += needed
+                state.held.append(run)
+                continue
+            seats -= 1
+            if run.residence is Residence.HOST:
+                paused_kv.fetch(run)
+                needed -= run.moving_blocks
+            promised += needed
+            if run.residence is Residence.GPU:
+                state.resume(run)
+            else:
+                state.waiting.append(run)
+        return promised
+
+    def _paused_victims(self) -> list[RunState]:
+        """Paused runs, the first to lose its KV first."""
+        state = self._state
+        return [state.runs[run_id] for run_id in self._policy.victims(state.time_s, Sequences(list(state.paused.values())))]
 
     def _make_room(self) -> bool:
         """Preempts for waiting runs by the policy; returns whether it did."""
@@ -107,3 +139,14 @@ class Scheduling:
             if len(chosen) >= seats and blocks <= 0:
                 return chosen
         return []
+
+
+def _blocks_to_seat(run: RunState) -> int:
+    """Free blocks that it takes until the end of its first step."""
+    match run.residence:
+        case Residence.GPU:
+            return blocks_for(run.kv_tokens + 1) - run.moving_blocks
+        case Residence.HOST:
+            return blocks_for(run.kv_tokens + 1)
+        case _:
+            return blocks_for(run.prompt_tokens + run.produced_tokens)
