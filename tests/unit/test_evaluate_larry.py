@@ -63,7 +63,7 @@ def test_a_server_sustains_more_of_short_requests() -> None:
 
 
 def test_claims_are_read_off_the_runs() -> None:
-    evaluation = Evaluation(profile=PROFILE, lengths=LENGTHS, seeds=(1, 2), requests_each=40)
+    evaluation = Evaluation(profile=PROFILE, lengths=LENGTHS, seeds=(1, 2), requests_each=20)
     rows = {row.claim: row for row in evaluation.measure()}
     assert len(rows) == 3 + 2 * (3 + 2 + len(Balancer.NAMES)) + 1 + 3
     assert all(row.low <= row.ours <= row.high for row in rows.values())
