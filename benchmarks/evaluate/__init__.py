@@ -1,0 +1,1 @@
+"""Papers' claims about schedulers inside an engine, measured on the simulated engine."""

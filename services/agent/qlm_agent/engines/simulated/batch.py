@@ -275,7 +275,8 @@ class SimulatedBatch:
 
     def _finish_step(self, end_s: float) -> None:
         state = self._state
-        state.served_s += end_s - state.time_s
+        self._paused_kv.step_s = end_s - state.time_s
+        state.served_s += self._paused_kv.step_s
         state.time_s = self._last_step_s = end_s
         self._step_end_s = None
         state.stepping = False

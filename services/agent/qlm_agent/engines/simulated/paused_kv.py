@@ -33,7 +33,8 @@ class Bursts:
 
 
 class PausedKv:
-    """Makes room by a rule. `stall_s`: seconds that the next step waits for copies, `stalled_s`: that all did. `host_blocks`: in use. The
+    """Makes room by a rule. `stall_s`: seconds that the next step waits for copies, `stalled_s`: that all did. `host_blocks`: in use.
+    `step_s`: duration of the last step. The
     link to host memory carries both ways at once, each in order."""
 
     def __init__(self, state: BatchState, rule: KvRule, swap_s: Callable[[int], float], host_blocks_max: int) -> None:
@@ -48,6 +49,7 @@ class PausedKv:
         self._out, self._in = Link(), Link()
         self._moves: list[tuple[float, RunState, bool]] = []  # end, run, whether out
         self._leaving = 0  # blocks of the GPU
+        self.step_s = 0.0
 
     @property
     def next_due_s(self) -> float | None:
@@ -106,17 +108,20 @@ class PausedKv:
         state = self._state
         spare = min(self.bursts.most(), state.kv.capacity // 2) if state.running else 0
         spare += promised
+        until_s = now_s + self.step_s  # KV on its way is of no use, so no copy waits for longer than a step
         free = state.kv.free + self._leaving - spare
         on_gpu = free + sum(run.moving_blocks for run in by_need if run.residence is Residence.GPU)
         for run in by_need:
             on_gpu -= run.moving_blocks
-            if run.residence is Residence.HOST and on_gpu >= 0 and state.kv.free - spare >= run.moving_blocks:
+            if on_gpu < 0 or not self._in.is_free(until_s):
+                break
+            if run.residence is Residence.HOST and state.kv.free - spare >= run.moving_blocks:
                 state.kv.take(run.moving_blocks)
                 self._start(now_s, run, out=False)
         wanted = sum(run.moving_blocks for run in by_need[: state.batch_max] if run.residence is Residence.HOST)
         lacking = wanted + spare - state.kv.free - self._leaving
         for run in reversed(by_need[state.batch_max :] if wanted else by_need):
-            if lacking <= 0:
+            if lacking <= 0 or not self._out.is_free(until_s):
                 return
             if run.residence is Residence.GPU and self._takes_host(run):
                 self._leaving += run.moving_blocks

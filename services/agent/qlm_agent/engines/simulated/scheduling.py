@@ -35,9 +35,11 @@ class Scheduling:
             if run.phase is Phase.DECODE:
                 state.pause(run)
         if state.paused:
-            promised = self._seat()
+            victims = self._paused_victims()
+            promised = self._seat(victims)
             if self._policy.kv is KvRule.PROACTIVE:
-                self._paused_kv.move_ahead(state.time_s, self._paused_victims()[::-1], promised)
+                by_need = [run for run in reversed(victims) if run.phase is Phase.PAUSED]
+                self._paused_kv.move_ahead(state.time_s, by_need, promised)
         if self._preempts and self._make_room():
             self._order(state.running_view())
         state.changed = False
@@ -73,12 +75,12 @@ class Scheduling:
         state.waiting = ordered
         return waiting
 
-    def _seat(self) -> int:
-        """Gives seats to the ordered runs: paused ones resume, the KV of others is made room for. A run without room keeps what is free
-        for itself, so that later ones do not take it for ever. Returns the free blocks that are promised."""
+    def _seat(self, victims: list[RunState]) -> int:
+        """Gives seats to the ordered runs: paused ones resume, and `victims`, paused ones behind them, make room for KV. A run without
+        room keeps what is free for itself, so that later ones do not take it for ever. Returns the free blocks that are promised."""
         state, paused_kv = self._state, self._paused_kv
         ordered, state.waiting = state.waiting, []
-        victims, ahead = self._paused_victims(), set[RunState]()
+        ahead = set[RunState]()
         seats, promised = state.batch_max - state.running, state.decoding.blocks_needed + state.spare_blocks()
         for run in ordered:
             ahead.add(run)

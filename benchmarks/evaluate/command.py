@@ -1,0 +1,80 @@
+"""The command `evaluate`."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from benchmarks.evaluate.fastserve import MODELS, PARTS, Plan
+from benchmarks.evaluate.rows import Row, print_rows
+from qlm_cli.console import plain_console
+from qlm_load.progress import Progress
+
+
+@click.command()
+@click.option("--paper", type=click.Choice(["fastserve"]), required=True, help="Whose claims.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for PAPER.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line instead of a table.")
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of public traces (lengths_sharegpt.csv.gz, lengths_alpaca.csv.gz); without: lognormal lengths with their quantiles.",
+)
+@click.option("--seed", "seeds", multiple=True, type=click.IntRange(min=0), default=(1, 2, 3), show_default=True, help="May be repeated.")
+@click.option(
+    "--duration", "duration_s", type=click.FloatRange(min=1.0), default=60.0, show_default=True, help="Seconds in which jobs arrive."
+)
+@click.option("--model", "models", multiple=True, type=click.Choice([*MODELS]), default=tuple(MODELS), help="Of the rates. Default: all.")
+@click.option("--only", multiple=True, type=click.Choice([*PARTS]), help="A part; may be repeated. Default: all.")
+@click.option("--quick", is_flag=True, help="Few and short cases: shows that all parts run; the figures mean nothing.")
+def evaluate(
+    paper: str,
+    out: Path,
+    as_json: bool,
+    traces: Path | None,
+    seeds: tuple[int, ...],
+    duration_s: float,
+    models: tuple[str, ...],
+    only: tuple[str, ...],
+    quick: bool,
+) -> None:
+    """Measure a paper's claims about scheduling inside an engine on the simulated engine: claim, ours, ratio.
+
+    Virtual time, the same engine for all rows. Progress goes to stderr.
+    """
+    progress = Progress()
+    plan = Plan(
+        traces=traces,
+        seeds=seeds[:1] if quick else seeds,
+        duration_s=5.0 if quick else duration_s,
+        steps=1 if quick else 4,
+        models=models[:1] if quick else models,
+        only=only,
+        say=progress.say,
+    )
+    parts = import_module(f"benchmarks.evaluate.{paper}").PARTS
+    rows: list[Row] = []
+    for name, part in parts.items():
+        if not only or name in only:
+            rows += part(plan)
+            progress.say(f"{name} measured")
+    report = {
+        "paper": paper,
+        "rows": {row.name: row.document() for row in rows},
+        "context": {
+            "seeds": list(plan.seeds),
+            "duration_s": plan.duration_s,
+            "quick": quick,
+            "traces": None if traces is None else traces.name,
+            "wall_s": round(progress.wall_s, 1),
+        },
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{paper}.json").write_text(json.dumps(report, indent=1) + "\n")
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        print_rows(plain_console(), rows, f"evaluate {paper}")

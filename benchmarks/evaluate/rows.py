@@ -1,0 +1,66 @@
+"""A row of an evaluation: a paper's claim, and ours over the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+Z95 = 1.96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """`claim`: least and most of the paper's figure, None where it is open. `ours`: one figure a seed. `note`: reason of a difference."""
+
+    name: str
+    claim: tuple[float | None, float | None]
+    ours: tuple[float, ...]
+    note: str = ""
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.ours))
+
+    @property
+    def interval(self) -> float:
+        """Half of the 95% interval of the mean; 0 for one seed."""
+        return float(Z95 * np.std(self.ours, ddof=1) / np.sqrt(len(self.ours))) if len(self.ours) > 1 else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the nearer end of the claim: 1 within it."""
+        least, most = self.claim
+        if least is not None and self.mean < least:
+            return self.mean / least
+        return self.mean / most if most is not None and self.mean > most else 1.0
+
+    def document(self) -> dict[str, object]:
+        return {
+            "claim": list(self.claim),
+            "ours": round(self.mean, 4),
+            "interval": round(self.interval, 4),
+            "ratio": round(self.ratio, 3),
+            "seeds": [round(value, 4) for value in self.ours],
+            "note": self.note,
+        }
+
+
+def print_rows(console: Console, rows: Iterable[Row], title: str) -> None:
+    table = Table(title=title)
+    for name in ("row", "claim", "ours", "ratio", "note"):
+        table.add_column(name, justify="left" if name in ("row", "note") else "right")
+    for row in rows:
+        ours = f"{row.mean:.3g}" + (f" ± {row.interval:.2g}" if row.interval else "")
+        table.add_row(row.name, _range(row.claim), ours, f"{row.ratio:.2f}", row.note)
+    console.print(table)
+
+
+def _range(claim: Sequence[float | None]) -> str:
+    least, most = claim
+    if least is None or most is None:
+        return f"<= {most:g}" if least is None else f">= {least:g}"
+    return f"{least:g}" if least == most else f"{least:g}-{most:g}"
