@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qlm_core.balancing import (
@@ -65,17 +65,19 @@ def test_a_faster_server_takes_more_and_a_model_swap_counts() -> None:
     assert least_kv(servers([0.0, 0.0, 0.0], [900.0, 0.0, 800.0], lead_s=[0.0, 10.0, 0.0])) == 2
 
 
-@given(
-    st.lists(st.tuples(*[st.floats(0.0, 1e5)] * 2), min_size=1, max_size=8), st.floats(1.0, 1e4), st.floats(1.0, 1e4), st.floats(0.0, 1e4)
-)
-def test_more_queued_or_used_never_shortens_a_wait(rows: list[tuple[float, float]], own: float, more: float, longer: float) -> None:
+TOKENS = st.integers(0, 100_000)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=8), st.integers(1, 10_000), st.integers(1, 10_000), TOKENS)
+def test_more_queued_or_used_never_shortens_a_wait(rows: list[tuple[int, int]], own: int, more: int, longer: int) -> None:
     columns = servers([row[0] for row in rows], [row[1] for row in rows])
     before = server_waits_s(columns, own)
     assert server_waits_s(columns, own).min() == before[server_aware(columns, own)]
     assert (server_waits_s(columns, own + longer) >= before).all()
     columns.add(0, more)
     after = server_waits_s(columns, own)
-    assert after[0] > before[0] or after[0] == pytest.approx(before[0] + more / 1000.0)
+    assert after[0] > before[0]
     assert (after[1:] == before[1:]).all()
 
 

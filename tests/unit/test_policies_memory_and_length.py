@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qlm_agent.decisions.events import PulledRun
@@ -61,6 +61,7 @@ def test_a_large_prompt_is_overtaken_only_under_a_long_queue() -> None:
     assert order(Larry(weight=10.0), large, small, *crowd)[-1] == "1"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 8_192), st.floats(0.0, 100.0)), min_size=2, max_size=40), st.floats(0.01, 5_000.0))
 def test_nobody_is_overtaken_for_longer_than_the_bound(runs: list[tuple[int, float]], weight: float) -> None:
     """Blocks more x waiting runs / weight seconds: no run starves, and the bound falls with the weight."""
