@@ -52,7 +52,6 @@ def evaluate(
         traces=traces,
         seeds=seeds[:1] if quick else seeds,
         duration_s=5.0 if quick else duration_s,
-        steps=1 if quick else 4,
         models=models[:1] if quick else models,
         only=only,
         say=progress.say,
