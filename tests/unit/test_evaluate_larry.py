@@ -70,7 +70,7 @@ def test_a_server_sustains_more_of_short_requests() -> None:
 def test_claims_are_read_off_the_runs() -> None:
     evaluation = Evaluation(name="x", profile=PROFILE, lengths=LENGTHS, seeds=(1, 2), duration_s=3.0)
     rows = {row.name.removeprefix("x "): row for row in evaluation.measure()}
-    assert len(rows) == 3 + 2 * (3 + 2 + len(Balancer.NAMES)) + 1 + 2 + 2 * len(WEIGHTS)
+    assert len(rows) == 3 + 2 * (6 + 2 + len(Balancer.NAMES)) + 1 + 2 + 2 * len(WEIGHTS)
     first = rows["LARRY: p50 first token"]
     rivals = [f"1 {engine}" for engine in ENGINES if engine != "larry"]
     least = min(rivals, key=lambda name: sum(figures["first_s_p50"] for figures in evaluation.runs[name]))
