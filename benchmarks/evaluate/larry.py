@@ -216,7 +216,7 @@ def _servers(name: str, plan: Plan) -> list[Row]:
 
 
 def order_10k_ms(repeats: int = 101) -> float:
-    """Milliseconds of processor time, in the median, in which LARRY orders 10,000 waiting runs."""
+    """Milliseconds of processor time, in the median, in which LARRY orders 10,000 waiting runs that it knows."""
     draws = np.random.default_rng(1)
     prompts = draws.integers(1, 4_096, 10_000).tolist()
     waiting = [

@@ -50,7 +50,10 @@ class Larry(_LatestLoses):
 
     def order(self, now_s: float, waiting: Sequences, running: Sequences) -> Sequence[str]:
         self._waiting = len(waiting)
-        blocks = np.ceil((waiting.column("prompt_tokens") + waiting.column("produced_tokens")) / BLOCK_TOKENS)
+        blocks = waiting.column("note").copy()  # kept with each run: one column to read instead of two
+        for position in np.flatnonzero(blocks < 0).tolist():
+            run = waiting[position]
+            blocks[position] = run.note = -(-(run.prompt_tokens + run.produced_tokens) // BLOCK_TOKENS)
         cost = blocks * len(waiting) - self._weight * (now_s - waiting.column("arrived_s"))
         return waiting.names(np.argsort(cost + np.arange(len(cost)) * TIE))  # a stable sort takes six times as long
 
