@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-
-Z95 = 1.96
+from scipy.stats import t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +26,9 @@ class Row:
 
     @property
     def interval(self) -> float:
-        """Half of the 95% interval of the mean; 0 for one seed."""
-        return float(Z95 * np.std(self.ours, ddof=1) / np.sqrt(len(self.ours))) if len(self.ours) > 1 else 0.0
+        """Half of the 95% interval of the mean (Student's t); 0 for one seed."""
+        count = len(self.ours)
+        return float(t.ppf(0.975, count - 1) * np.std(self.ours, ddof=1) / np.sqrt(count)) if count > 1 else 0.0
 
     @property
     def ratio(self) -> float:

@@ -70,7 +70,7 @@ def test_a_row_has_its_interval_and_its_ratio_to_the_nearer_end() -> None:
     assert row.document() | {"note": ""} == {
         "claim": [2.0, 4.0],
         "ours": 6.0,
-        "interval": 1.96,
+        "interval": 12.7062,
         "ratio": 1.5,
         "seeds": [5.0, 7.0],
         "note": "",
