@@ -135,14 +135,20 @@ RUNS = st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 700), st.integers(
 
 @pytest.mark.parametrize("name", ["fastserve", "mlfq-naive", "fixed-priority"])
 @pytest.mark.parametrize("rule", KV_RULES)
-@given(arrivals=RUNS, batch_max=st.integers(1, 5), host=st.sampled_from([0, 600, 100_000]), aborted=st.integers(0, 30))
+@given(
+    arrivals=RUNS,
+    batch_max=st.integers(1, 5),
+    host=st.sampled_from([0, 600, 100_000]),
+    aborted=st.integers(0, 30),
+    chunk=st.sampled_from([64, 100_000]),
+)
 @settings(max_examples=25, deadline=None)
 def test_every_run_ends_whatever_arrives(
-    name: str, rule: str, arrivals: list[tuple[float, int, int]], batch_max: int, host: int, aborted: int
+    name: str, rule: str, arrivals: list[tuple[float, int, int]], batch_max: int, host: int, aborted: int, chunk: int
 ) -> None:
     """No deadlock and, all arrivals being over, no starvation: steps are bounded by tokens and prefills. With recompute and promotion, the
     deadlock that section 4.2 warns of: a run is dropped only for a run that makes a token in the next step."""
-    batch = make(engine_policy(name, {"kv": rule}), kv=800, batch_max=batch_max, host=host)
+    batch = make(engine_policy(name, {"kv": rule}), kv=800, batch_max=batch_max, host=host, chunk=chunk)
     ended: set[str] = set()
     for number, (at_s, prompt, target) in enumerate(sorted(arrivals), start=1):
         batch.advance(at_s)
