@@ -8,27 +8,29 @@ from pathlib import Path
 
 import click
 
-from benchmarks.evaluate.fastserve import MODELS, PARTS, Plan
+from benchmarks.evaluate.fastserve import MODELS, Plan
 from benchmarks.evaluate.rows import Row, print_rows
 from qlm_cli.console import plain_console
+from qlm_core.errors import ConfigError
 from qlm_load.progress import Progress
 
 
 @click.command()
-@click.option("--paper", type=click.Choice(["fastserve"]), required=True, help="Whose claims.")
+@click.option("--paper", type=click.Choice(["fastserve", "larry"]), required=True, help="Whose claims.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for PAPER.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line instead of a table.")
 @click.option(
     "--traces",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of public traces (lengths_sharegpt.csv.gz, lengths_alpaca.csv.gz); without: lognormal lengths with their quantiles.",
+    help="Folder of public traces (lengths_sharegpt.csv.gz, lengths_alpaca.csv.gz); without: lognormal lengths with their quantiles. "
+    "For larry azure_conv_2023.csv.gz, which it needs.",
 )
 @click.option("--seed", "seeds", multiple=True, type=click.IntRange(min=0), default=(1, 2, 3), show_default=True, help="May be repeated.")
 @click.option(
     "--duration", "duration_s", type=click.FloatRange(min=1.0), default=60.0, show_default=True, help="Seconds in which jobs arrive."
 )
 @click.option("--model", "models", multiple=True, type=click.Choice([*MODELS]), default=tuple(MODELS), help="Of the rates. Default: all.")
-@click.option("--only", multiple=True, type=click.Choice([*PARTS]), help="A part; may be repeated. Default: all.")
+@click.option("--only", multiple=True, help="A part of the paper's; may be repeated. Default: all.")
 @click.option("--quick", is_flag=True, help="Few and short cases: shows that all parts run; the figures mean nothing.")
 def evaluate(
     paper: str,
@@ -55,10 +57,15 @@ def evaluate(
         say=progress.say,
     )
     parts = import_module(f"benchmarks.evaluate.{paper}").PARTS
+    if unknown := set(only) - set(parts):
+        raise click.BadParameter(f"{', '.join(sorted(unknown))}: may be {', '.join(parts)}", param_hint="--only")
     rows: list[Row] = []
     for name, part in parts.items():
         if not only or name in only:
-            rows += part(plan)
+            try:
+                rows += part(plan)
+            except ConfigError as error:
+                raise click.UsageError(error.message) from error
             progress.say(f"{name} measured")
     report = {
         "paper": paper,

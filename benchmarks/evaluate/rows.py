@@ -61,6 +61,8 @@ def print_rows(console: Console, rows: Iterable[Row], title: str) -> None:
 
 def _range(claim: Sequence[float | None]) -> str:
     least, most = claim
+    if least is None and most is None:
+        return ""
     if least is None or most is None:
         return f"<= {most:g}" if least is None else f">= {least:g}"
     return f"{least:g}" if least == most else f"{least:g}-{most:g}"

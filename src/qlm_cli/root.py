@@ -28,6 +28,7 @@ COMMANDS = {
     "profiles": ("qlm_cli.profiles.exchange", "profiles", "Show, export or import what the estimator knows."),
     "deploy": ("qlm_cli.deploy", "deploy", "Split a model over unlike devices."),
     "models": ("qlm_cli.models.command", "models", "Make or list small models for real engines."),
+    "tune": ("qlm_cli.load", "tune", "Choose policies for the traffic of a trace."),
     "load": ("qlm_cli.load", "load", "Replay a workload and report what came of it."),
 }
 """Name -> module, attribute, one line of help."""

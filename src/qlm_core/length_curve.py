@@ -102,6 +102,11 @@ class LengthCurve:
         part = 1.0 if share <= 0.0 else (probability - (1.0 - float(self._above[index]))) / share
         return float(_LOW[index]) + max(1.0, min(1.0, part) * float(_WIDTH[index]))
 
+    def quantiles(self, probabilities: Sequence[float]) -> FloatArray:
+        """`quantile` of many, without rounding to whole tokens. A microsecond each."""
+        found: FloatArray = np.interp(probabilities, 1.0 - self._above, _EDGES)
+        return found
+
     @property
     def median_tokens(self) -> float:
         return self.quantile(0.5)

@@ -43,6 +43,7 @@ UNITS = {
     "models": ("DIR", "Exit codes"),
     "deploy": ("Exit codes",),
     "keys": ("Exit codes",),
+    "tune": ("trace seconds", "SECTION.NAME=VALUE", "FILE", "Exit codes"),
     "load": ("Trace seconds in a real second", "Seconds after the last arrival", "per trace second", "Exit codes"),
     **dict.fromkeys(("gateway", "planner", "estimator", "agent"), SERVICE_HELP),
 }

@@ -63,10 +63,10 @@ def test_the_table_says_what_is_simulated() -> None:
 
 def test_policies_stand_side_by_side_and_every_one_has_a_name() -> None:
     assert set(NAMES) == {order.value for order in Order}
-    result = CliRunner().invoke(main, ["compare", "--policy", "edf", "--policy", "least_loaded", "--json", *SMALL])
+    result = CliRunner().invoke(main, ["compare", "--policy", "edf", "--policy", "least_loaded", "--policy", "sal", "--json", *SMALL])
     assert result.exit_code == 0, result.output
     runs = [run_of(each) for each in json.loads(result.output)]
-    assert [each.policy for each in runs] == ["edf", "least_loaded"]
+    assert [each.policy for each in runs] == ["edf", "least_loaded", "sal"]
     assert all(each.ended == each.requests == 60 for each in runs)
     console = Console(file=StringIO(), width=160)
     with console.capture() as capture:

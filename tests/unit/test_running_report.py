@@ -81,6 +81,7 @@ def test_runs_are_told_by_group() -> None:
     told = running_report(runs, of, now_s=5.0, token_s=0.5)
     assert told is not None
     assert (told.at_s, told.token_s) == (5.0, 0.5)
+    assert runs.prefill_left_tokens == 20
     assert told.groups == {
         "x": GroupRuns(output_tokens=(40, 0), prompt_tokens=30, prefill_left_tokens=20),
         "y": GroupRuns(output_tokens=(9,), prompt_tokens=30, offloaded_tokens=39),

@@ -65,6 +65,8 @@ NAMES = {
     "random": "random",
     "power_of_two": "power of two",
     "least_loaded": "least loaded",
+    "least_kv": "least KV",
+    "sal": "SAL",
     "batched": "batched by model",
     "shepherd": "SHEPHERD",
 }

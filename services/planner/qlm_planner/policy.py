@@ -24,6 +24,8 @@ class Order(StrEnum):
     RANDOM = "random"
     POWER_OF_TWO = "power_of_two"
     LEAST_LOADED = "least_loaded"
+    LEAST_KV = "least_kv"
+    SAL = "sal"
     BATCHED = "batched"
     SHEPHERD = "shepherd"
 

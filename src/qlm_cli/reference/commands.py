@@ -21,6 +21,7 @@ Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 the request did no
 PASSED_ON = {
     **{service: (f"qlm_{service}.__main__", "COMMAND") for service in ("gateway", "planner", "estimator", "agent")},
     "load": ("qlm_load.replay.command", "replay"),
+    "tune": ("qlm_load.tune.command", "tune_command"),
 }
 """Commands of `qlm` that hand all their arguments to another one: its module and name."""
 

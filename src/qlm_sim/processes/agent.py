@@ -42,6 +42,7 @@ from qlm_agent.shell.running_report import running_report
 from qlm_agent.shell.server_calls import ServerCalls, ServerEffect
 from qlm_agent.telemetry.metrics import AgentTelemetry
 from qlm_core.errors import LeaseLost, Unavailable
+from qlm_planner.board.slot import EngineLoad
 from qlm_planner.machine.events import Event as PlannerEvent
 from qlm_planner.machine.events import InstanceAnnounced, LoadReported
 from qlm_process.queue.leases import LeaseKeeper
@@ -254,6 +255,12 @@ class SimAgent:
                         active_model=swapping_to or stats.active_model,
                         warm_models=tuple(stats.warm_models),
                         batch=self.machine.batch_reported,
+                        engine=EngineLoad(
+                            kv_used_tokens=stats.kv_used_tokens,
+                            kv_capacity_tokens=stats.kv_capacity_tokens,
+                            prefill_left_tokens=self.machine.runs.prefill_left_tokens,
+                            token_s=token_s,
+                        ),
                     )
                     self._send_to_planner(self.process, address, load)
             await suspend(self._sleep)

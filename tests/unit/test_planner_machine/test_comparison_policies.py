@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from qlm_core.balancing import draw
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey
 from qlm_planner.config import PlannerSettings
 from qlm_planner.machine.events import ReplanAsked
-from qlm_planner.policies.balancers import Chance, LeastLoaded, PowerOfTwo, RoundRobin, draw
+from qlm_planner.policies.balancers import Chance, LeastLoaded, PowerOfTwo, RoundRobin
 from qlm_planner.policies.selection import baseline_of
 from qlm_planner.policies.shepherd import Shepherd
 from qlm_planner.policy import Order, Policy

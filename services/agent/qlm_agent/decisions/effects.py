@@ -98,7 +98,10 @@ class GiveBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRun:
+    """`length_quantiles`: of its predicted output in tokens, as in `EngineRequest`."""
+
     run_id: str
+    length_quantiles: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,8 @@ class PulledRun:
 
     `deadline_s`: on the queue's clock; `slo_s`: from acceptance to it; both infinite for a strict priority. `first_token`: it bounds the
     first token only. `priority`: None for requests with an SLO. `resumable`: prompt + output are enough to continue faithfully elsewhere.
-    `displacements`: earlier attempts given back without a failure; `failed`: earlier attempts that failed."""
+    `displacements`: earlier attempts given back without a failure; `failed`: earlier attempts that failed. `predicted_tokens`: output that
+    the length model predicts, 0 where it is not in use."""
 
     run_id: str
     queue_id: str
@@ -53,6 +54,7 @@ class PulledRun:
     resumable: bool = True
     displacements: int = 0
     failed: int = 0
+    predicted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qlm_agent.decisions.events import QueueHead
+import numpy as np
+
+from qlm_agent.decisions.events import PulledRun, QueueHead
 from qlm_agent.decisions.runs import Run
+from qlm_agent.engines.policies.port import MEDIAN, QUANTILE_LEVELS
 from qlm_core.batch_size import step_s
 from qlm_core.length_curve import FloatArray, LengthCurve, bin_of
 from qlm_core.profile import WORKLOAD_PRIOR, HardwareProfile
@@ -81,6 +84,12 @@ class Expectations:
         """The distribution of outputs of the class, else of its model, else of any."""
         found = self._outputs.get((model, slo_class)) or self._outputs.get((model, _ANY_CLASS))
         return WORKLOAD_PRIOR.output_curve() if found is None else found.curve
+
+    def length_quantiles(self, pulled: PulledRun) -> tuple[float, ...]:
+        """Output of a request in tokens, at QUANTILE_LEVELS: of its class, around the prediction of the length model where there is one."""
+        found = self.outputs(pulled.model, pulled.slo_class).quantiles(QUANTILE_LEVELS)
+        scale = pulled.predicted_tokens / found[MEDIAN] if pulled.predicted_tokens else 1.0
+        return tuple(np.clip(scale * found, 1.0, pulled.output_tokens_max).tolist())
 
     def _output(self, model: str, slo_class: str) -> float:
         return self.outputs(model, slo_class).output_tokens.mean

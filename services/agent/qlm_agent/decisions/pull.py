@@ -255,7 +255,7 @@ class Intake:
             message = f"{run.prompt_tokens + run.stored} tokens do not fit in {self._model_swap.kv_capacity_tokens} tokens of KV"
             self._delivery.queue_end(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=message))
         else:
-            return [StartRun(run_id=run.run_id)]
+            return [StartRun(run_id=run.run_id, length_quantiles=self._expectations.length_quantiles(pulled))]
         return []
 
     def _run(self, pulled: PulledRun) -> Run:

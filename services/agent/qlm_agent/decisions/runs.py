@@ -152,6 +152,11 @@ class RunTable:
     def on_engine(self) -> list[Run]:
         return [run for run in self._runs.values() if run.on_engine]
 
+    @property
+    def prefill_left_tokens(self) -> int:
+        """Prompt tokens of runs on the engine that have not started. O(runs)."""
+        return sum(run.prompt_tokens for run in self._runs.values() if run.on_engine and not run.started)
+
     def offloaded(self) -> Collection[Run]:
         return self._offloaded.values()
 

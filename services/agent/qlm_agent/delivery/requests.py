@@ -75,6 +75,7 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
         or (held.request.sampling.resumable and not (held.output.text and isinstance(held.request.prompt, ChatPrompt))),
         displacements=max(0, pulled.attempt - 1 - pulled.failed_attempts),
         failed=pulled.failed_attempts,
+        predicted_tokens=held.length_guess.expected_tokens if held.length_guess is not None and held.length_guess.by_model else 0,
     )
 
 

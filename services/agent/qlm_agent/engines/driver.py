@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, assert_never
 
 import structlog
@@ -66,7 +67,7 @@ class EngineDriver:
                 held = self._held.get(effect.run_id)
                 if held is not None:
                     assert held.request is not None
-                    await self._engine.add(held.request)
+                    await self._engine.add(replace(held.request, length_quantiles=effect.length_quantiles))
             case AbortRuns():
                 now_s = self._now_s()
                 for run_id in effect.run_ids:

@@ -92,7 +92,8 @@ class Sampling:
 class EngineRequest:
     """One run. `produced`: output of earlier attempts, token ids as little-endian uint32; `produced_pieces`: the same from a text engine.
     `output_tokens_max` includes it and is greater. `prompt_tokens`: as counted at the gateway. `arrival` (0: the engine counts),
-    `deadline_s` (engine's clock, infinite for none) and `priority` (lower first) are for the engine's policy."""
+    `deadline_s` (engine's clock, infinite for none), `priority` (lower first) and `length_quantiles` (of the predicted output in tokens, at
+    `policies.port.QUANTILE_LEVELS`) are for the engine's policy."""
 
     run_id: str
     model: str
@@ -105,6 +106,7 @@ class EngineRequest:
     arrival: int = 0
     deadline_s: float = float("inf")
     priority: int = 0
+    length_quantiles: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

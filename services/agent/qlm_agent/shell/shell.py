@@ -144,6 +144,8 @@ class AgentShell:
             host_memory_bytes=stats.host_memory_capacity_bytes,
             giving_way=self.machine.eviction.choice_text(stats.active_model),
             batch=self.machine.batch_reported,
+            prefill_left_tokens=self.machine.runs.prefill_left_tokens,
+            token_s=self.machine.expectations.token_s(stats.active_model),
         )
         self._telemetry.load(load, stats, self.machine.runs.held_tokens)
         return load

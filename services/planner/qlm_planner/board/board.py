@@ -181,6 +181,7 @@ class Board:
                 self._leave(group, change.prompt_tokens)
                 if slot is not None:
                     slot.running += 1
+                    slot.pulled_tokens += change.prompt_tokens
                     slot.active_model = slot.active_model or group.traits.key.model
                     slot.add_running(group, 1)
             case ChangeKind.RETURNED:
@@ -204,6 +205,7 @@ class Board:
         slot.active_model = load.active_model
         slot.warm_models = load.warm_models
         slot.report_batch(load.batch)
+        slot.load, slot.pulled_tokens = load.engine, 0
         return True
 
     def load(self, snapshot: Snapshot, now_s: float) -> None:

@@ -9,6 +9,21 @@ from qlm_core.reported_runs import ReportedRuns
 from qlm_planner.board.group import Group, GroupTraits
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """An agent's report of its engine, in tokens: KV in use, its capacity (0: unknown), and prompts of requests on the engine without a
+    first token. `token_s`: from one token of a request to its next; 0: unknown."""
+
+    kv_used_tokens: int = 0
+    kv_capacity_tokens: int = 0
+    prefill_left_tokens: int = 0
+    token_s: float = 0.0
+
+
+NO_LOAD = EngineLoad()
+"""Of an agent that has reported nothing."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Running:
     """Requests of one group that run on an instance."""
@@ -21,7 +36,8 @@ class Running:
 class Slot:
     """`lost_s`: when its lease was first seen lost, None while it holds. `running`: requests that it owns, of the groups `runners`.
     `active_model`: by its agent's report (it may still load); before the first report the model of its first pulled group, or "".
-    `loading_since_s` (as in `InstanceFacts`), `runs`: its agent's report at the last overview. `batches`: model -> reported batch."""
+    `loading_since_s` (as in `InstanceFacts`), `runs`: its agent's report at the last overview. `batches`: model -> reported batch. `load`:
+    its agent's last heartbeat; `pulled_tokens`: prompts that it has pulled since."""
 
     facts: InstanceFacts
     alive: bool = True
@@ -33,6 +49,8 @@ class Slot:
     loading_since_s: float = 0.0
     runs: ReportedRuns | None = None
     batches: dict[str, int] = field(default_factory=dict)
+    load: EngineLoad = NO_LOAD
+    pulled_tokens: int = 0
 
     def batch(self, model: str) -> int:
         """Most requests of a model that run at once."""

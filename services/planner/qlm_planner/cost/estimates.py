@@ -16,7 +16,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_service import Service
 from qlm_core.prediction_service import service as service_of
-from qlm_core.profile import HardwareProfile, ProfileSnapshot
+from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.policy import Policy
@@ -136,6 +136,11 @@ class Estimates:
             found = None if spec is None or self._profiles is None else self._profiles.hardware_for(facts, spec)
             self._hardware[key] = found
         return found
+
+    def workload(self, model: str) -> WorkloadProfile:
+        """Token counts of a model's requests of all classes, for loaded profiles."""
+        assert self._profiles is not None
+        return self._profiles.workload_for(model, "", "")
 
     def likeness(self, slot: Slot, model: str) -> Likeness:
         """The likeness of an instance for a model."""

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
+from qlm_planner.board.slot import NO_LOAD, EngineLoad
 from qlm_planner.board.snapshot import Arrival, EntryId, Snapshot
 from qlm_planner.machine.effects import ApplyChunk, Call, Place, Regroup
 from qlm_planner.search.problem import Orders
@@ -158,6 +159,7 @@ class LoadReported:
     active_model: str
     warm_models: tuple[str, ...] = ()
     batch: int = 0
+    engine: EngineLoad = NO_LOAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,15 @@
-"""Load balancers without time predictions: round robin, random, two random choices, least loaded.
+"""Load balancers: round robin, random, two random choices, least loaded; by agents' reports also least KV and SAL.
 
 Random choices are checksums of the seed and the request's queue id, equal in replays, on standbys and in the simulator.
 """
 
 from __future__ import annotations
 
-import zlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qlm_core import balancing
 from qlm_core.request import RequestFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
@@ -17,7 +17,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Baseline, Home, Seating
-from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, least_loaded_of, loads_of
+from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, end_model, least_loaded_of, loads_of
 
 
 class Balancer(Baseline):
@@ -52,15 +52,10 @@ class _Chosen:
 
     def pick(self, able: Sequence[Slot], facts: RequestFacts, alone: Group) -> Slot:
         by_name = {slot.facts.name: slot for slot in able}
-        serving = [name for name, slot in by_name.items() if self._end_model(slot) in ("", facts.model)]
+        serving = [name for name, slot in by_name.items() if end_model(self.board, slot) in ("", facts.model)]
         name = self.policy.choose(list(by_name), facts.queue_id, self.loads, serving)
         self.loads[name] += 1
         return by_name[name]
-
-    def _end_model(self, slot: Slot) -> str:
-        """Model of the last group on the queue, else the active one."""
-        queue = self.board.queues[slot.facts.name]
-        return self.board.groups[queue[-1]].traits.key.model if queue else slot.active_model
 
 
 @dataclass(slots=True)
@@ -82,7 +77,7 @@ class Chance(Balancer):
     seed: int = 0
 
     def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
-        return names[draw(self.seed, key, 0) % len(names)]
+        return names[balancing.random_server(len(names), self.seed, key)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +87,8 @@ class PowerOfTwo(Balancer):
     seed: int = 0
 
     def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
-        first = draw(self.seed, key, 1) % len(names)
-        second = (first + 1 + draw(self.seed, key, 2) % max(1, len(names) - 1)) % len(names)
-        return min(names[first], names[second], key=lambda name: (loads[name], name))
+        pair = balancing.two_servers(len(names), self.seed, key)
+        return min((names[at] for at in pair), key=lambda name: (loads[name], name))
 
 
 class LeastLoaded(Balancer):
@@ -103,10 +97,3 @@ class LeastLoaded(Balancer):
 
     def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
         return least_loaded_of(names, serving, loads)
-
-
-def draw(seed: int, key: str, number: int) -> int:
-    """A pseudo-random number, a function of its arguments on every machine."""
-    # A checksum alone is linear: draws for one key would differ by the same in all keys.
-    mixed = zlib.crc32(f"{number}/{key}/{seed}".encode()) * 2_654_435_769 & 0xFFFF_FFFF
-    return mixed ^ mixed >> 15

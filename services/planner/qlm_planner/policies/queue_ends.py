@@ -62,6 +62,12 @@ def loads_of(board: Board) -> dict[str, int]:
     return {name: slot.running + sum(group.waiting for group in board.queue_groups(name)) for name, slot in board.slots.items()}
 
 
+def end_model(board: Board, slot: Slot) -> str:
+    """Model of the last group on an instance's queue, else the active one."""
+    queue = board.queues[slot.facts.name]
+    return board.groups[queue[-1]].traits.key.model if queue else slot.active_model
+
+
 IMBALANCE_REQUESTS, IMBALANCE_RATIO = 64, 1.5
 """An instance is overloaded beside another one with so many requests more, by difference and ratio: the defaults of SGLang's router, which
 then leaves the cached instance for the shortest queue."""

@@ -10,6 +10,7 @@ from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.batched import Batched
 from qlm_planner.policies.deadlines import Edf
 from qlm_planner.policies.fcfs import Fcfs
+from qlm_planner.policies.server_reports import LeastKv, ServerAware
 from qlm_planner.policies.shepherd import Shepherd
 from qlm_planner.policy import Order, Policy
 
@@ -20,6 +21,8 @@ BASELINES: Mapping[Order, Callable[[int], Baseline]] = {
     Order.RANDOM: Chance,
     Order.POWER_OF_TWO: PowerOfTwo,
     Order.LEAST_LOADED: lambda seed: LeastLoaded(),
+    Order.LEAST_KV: lambda seed: LeastKv(),
+    Order.SAL: lambda seed: ServerAware(),
     Order.BATCHED: lambda seed: Batched(),
     Order.SHEPHERD: lambda seed: Shepherd(),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -13,11 +14,13 @@ import structlog
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable, invalid_field
 from qlm_core.instance import instance_of
+from qlm_planner.board.slot import EngineLoad
 from qlm_planner.machine.events import InstanceAnnounced, LoadReported
 from qlm_planner.overload.advice import Advice
 from qlm_planner.plan.plan_view import GroupOutlook, PlanView
 from qlm_planner.shell.leadership import Leadership
 from qlm_process.wire.instance import from_proto
+from qlm_process.wire.running import TOKEN_MIN_S
 from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 WHY_BYTES_MAX = 256
@@ -51,15 +54,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     ) -> planner_pb2.HeartbeatResponse:
         term = await self._leader()
         _check_incarnation("incarnation", request.incarnation)
-        load = request.load
-        term.submit(
-            LoadReported(
-                incarnation=request.incarnation,
-                active_model=load.swapping_to or load.active_model,
-                warm_models=tuple(load.warm_models),
-                batch=load.batch,
-            )
-        )
+        term.submit(load_reported(request))
         if not term.knows(request.incarnation):  # the report still triggers an overview
             message = f"instance {request.incarnation} is not registered, or is not known yet"
             raise NotFound(message, reason="UNKNOWN_INSTANCE", details={"instance": request.incarnation})
@@ -103,6 +98,23 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
         except Unavailable:
             address = ""
         return PreconditionFailed("this planner is a standby", reason="NOT_LEADER", details={"leader": address})
+
+
+def load_reported(request: planner_pb2.HeartbeatRequest) -> LoadReported:
+    """An agent's report for the machine."""
+    load = request.load
+    return LoadReported(
+        incarnation=request.incarnation,
+        active_model=load.swapping_to or load.active_model,
+        warm_models=tuple(load.warm_models),
+        batch=load.batch,
+        engine=EngineLoad(
+            kv_used_tokens=load.kv_used_tokens,
+            kv_capacity_tokens=load.kv_capacity_tokens,
+            prefill_left_tokens=load.prefill_left_tokens,
+            token_s=load.token_s if TOKEN_MIN_S <= load.token_s < math.inf else 0.0,
+        ),
+    )
 
 
 def _check_incarnation(field: str, incarnation: str) -> None:

@@ -21,6 +21,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 QUANTILE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Levels of a predicted length (`SequenceView.quantiles`)."""
+MEDIAN = QUANTILE_LEVELS.index(0.5)
 
 
 class Residence(IntEnum):
@@ -109,7 +110,11 @@ class Sequences(Sequence[SequenceView]):
     def names(self, positions: Positions) -> list[str]:
         """Run ids at positions."""
         rows = self.rows
-        return [rows[position].run_id for position in positions.tolist()]
+        if 4 * len(positions) < len(rows):
+            return [rows[position].run_id for position in positions.tolist()]
+        ids = np.fromiter(map(attrgetter("run_id"), rows), np.object_, len(rows))  # all in the order of memory takes two thirds of the time
+        found: list[str] = ids[positions].tolist()
+        return found
 
     def __len__(self) -> int:
         return len(self.rows)

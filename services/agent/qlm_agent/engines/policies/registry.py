@@ -8,7 +8,9 @@ from typing import Any
 
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed, StaticBatches
 from qlm_agent.engines.policies.feedback import FastServe, MlfqNaive
+from qlm_agent.engines.policies.memory import Larry, NoPreempt
 from qlm_agent.engines.policies.port import EnginePolicy
+from qlm_agent.engines.policies.remaining import LearningToRank, Trail, TrailPlus
 from qlm_agent.engines.policies.seats import FixedPriority
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 
@@ -16,6 +18,11 @@ ENGINE_POLICIES: Mapping[str, Callable[..., EnginePolicy]] = {
     "fcfs": FirstComeFirstServed,
     "edf": UrgencyFirst,
     "static": StaticBatches,
+    "larry": Larry,
+    "no-preempt": NoPreempt,
+    "trail": Trail,
+    "trail+": TrailPlus,
+    "ltr": LearningToRank,
     "fastserve": FastServe,
     "mlfq-naive": MlfqNaive,
     "fixed-priority": FixedPriority,

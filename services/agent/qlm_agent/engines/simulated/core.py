@@ -208,6 +208,7 @@ class SimulatedCore:
             target_tokens=answer.target_tokens,
             produced_tokens=answer.resumed_tokens,
             max_tokens=request.output_tokens_max,
+            quantiles=request.length_quantiles,
             resumed=answer.resumed_tokens,
             reported=answer.resumed_tokens,
         )

@@ -272,7 +272,7 @@ def _host_kv_bytes(child: Child, which: str) -> int:
 
 
 def _add_frame(request: EngineRequest) -> Frame:
-    policy: dict[str, float] = {"deadline_s": request.deadline_s, "priority": request.priority}
+    policy: dict[str, object] = {"deadline_s": request.deadline_s, "priority": request.priority, "quantiles": request.length_quantiles}
     if request.arrival:
         policy["arrival"] = request.arrival
     head: dict[str, object] = {

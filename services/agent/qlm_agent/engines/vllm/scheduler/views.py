@@ -27,6 +27,7 @@ class RequestUrgency:
     arrival: int
     deadline_s: float
     priority: int
+    quantiles: tuple[float, ...] = ()
 
 
 def urgency_of(request: Request, count: int) -> RequestUrgency:
@@ -38,6 +39,7 @@ def urgency_of(request: Request, count: int) -> RequestUrgency:
         arrival=int(extra.get("arrival", count)),
         deadline_s=float(extra.get("deadline_s", inf)),
         priority=int(extra.get("priority", request.priority)),
+        quantiles=tuple(map(float, extra.get("quantiles", ()))),
     )
 
 
@@ -65,6 +67,7 @@ def view_of(request: Request, urgency: RequestUrgency, service: RequestService) 
         waiting_since_s=service.waiting_since_s,
         served_s=service.served_s,
         max_tokens=request.max_tokens,
+        quantiles=urgency.quantiles,
         residence=Residence.GPU if request.status is RequestStatus.RUNNING else Residence.NONE,
     )
 

@@ -1,0 +1,243 @@
+"""Replicas of one model behind a balancer, in virtual time: the simulated engine's batches, an engine policy in each, arrivals and lengths
+(Kossmann et al., 2024, sections 5 to 7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qlm_agent.engines.policies.port import QUANTILE_LEVELS, EnginePolicy
+from qlm_agent.engines.simulated.batch import SimulatedBatch
+from qlm_agent.engines.simulated.sequences import Phase, RunState
+from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
+from qlm_core import balancing
+from qlm_core.balancing import Servers
+from qlm_core.instance import BATCH_MAX_DEFAULT
+from qlm_core.profile import HardwareProfile
+
+Floats = NDArray[np.float64]
+CHUNK_TOKENS = 1_024
+"""Token budget of a step (section 7)."""
+POLL_S = 0.1
+"""Period of the balancers' reports (section 4.2)."""
+GAMMA_CV = 2.0
+"""Variation of inter-arrival times. Its square is the variance of counts over their mean, 4: that of the Azure conversation trace in bins
+of 10 s is 3.9."""
+PREDICTOR_SIGMA = 0.5
+"""Spread of the logarithm of predicted over true length, of the predictor that TRAIL and LTR use here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """Arrays [requests]: arrivals in seconds, tokens of prompts and answers, and the logarithm of the predictor's error."""
+
+    arrivals_s: Floats
+    prompts: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    errors: Floats
+
+
+def bursty_requests(lengths: Sequence[tuple[int, int]], count: int, rate_per_s: float, seed: int, *, cv: float = GAMMA_CV) -> Requests:
+    """`count` consecutive rows of a trace's lengths from a random one on, with Gamma inter-arrivals."""
+    random = np.random.default_rng(seed)
+    first = int(random.integers(len(lengths)))
+    rows = np.array([lengths[(first + at) % len(lengths)] for at in range(count)], dtype=np.int64)
+    gaps_s = random.gamma(1.0 / cv**2, cv**2 / rate_per_s, count)
+    return Requests(arrivals_s=np.cumsum(gaps_s), prompts=rows[:, 0], outputs=rows[:, 1], errors=random.normal(0.0, PREDICTOR_SIGMA, count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Arrays [requests] in seconds: first token and last token after the arrival. `preemptions`: of all requests."""
+
+    first_s: Floats
+    total_s: Floats
+    prompts: NDArray[np.int64]
+    preemptions: int
+
+    def figures(self) -> dict[str, float]:
+        """The paper's metrics (section 5)."""
+        each_ms = 1e3 * self.first_s / self.prompts
+        found = {
+            f"{name}_p{level}": float(np.percentile(values, level)) for name, values in self._series(each_ms) for level in (50, 95, 99)
+        }
+        return found | {"preempted": self.preemptions / len(self.first_s)}
+
+    def _series(self, each_ms: Floats) -> Iterator[tuple[str, Floats]]:
+        yield "first_s", self.first_s
+        yield "first_ms_per_token", each_ms
+        yield "total_s", self.total_s
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """One replica. `pending`: runs without a first token; `totals`: ended runs, their prompt and their output tokens."""
+
+    batch: SimulatedBatch
+    runs: dict[str, RunState] = field(default_factory=dict)
+    pending: list[RunState] = field(default_factory=list)
+    totals: list[int] = field(default_factory=lambda: [0, 0, 0])
+
+    def advance(self, until_s: float) -> None:
+        self.batch.advance(until_s)
+        for news in self.batch.news():
+            if news.done:
+                run = self.runs.pop(news.run_id)
+                assert news.failure is None, news.failure
+                self.totals = [total + more for total, more in zip(self.totals, (1, run.prompt_tokens, run.target_tokens), strict=True)]
+
+    def add(self, now_s: float, run: RunState) -> None:
+        self.runs[run.run_id] = run
+        self.pending.append(run)
+        self.batch.add(now_s, run)
+
+
+class Replicas:
+    """`count` servers with the same profile, and a noise of each. `policy` makes the engine policy of a server."""
+
+    def __init__(self, profile: HardwareProfile, count: int, policy: Callable[[], EnginePolicy], seed: int) -> None:
+        self._profile = profile
+        self.servers = [Server(self._batch(policy(), seed, number)) for number in range(count)]
+
+    def _batch(self, policy: EnginePolicy, seed: int, number: int) -> SimulatedBatch:
+        noise = InstanceNoise(seed=seed, instance=f"server-{number}", step_noise=STEP_NOISE_MIN, bias_max=0.0)
+        return SimulatedBatch(
+            step_s=StepTiming(self._profile, noise, 1.0).step_s,
+            kv_capacity_tokens=self._profile.kv_capacity_tokens,
+            batch_max=BATCH_MAX_DEFAULT,
+            prefill_chunk_tokens=CHUNK_TOKENS,
+            policy=policy,
+        )
+
+    def advance(self, until_s: float) -> None:
+        for server in self.servers:
+            server.advance(until_s)
+
+    def loads(self) -> list[int]:
+        """Requests on each server."""
+        return [len(server.runs) for server in self.servers]
+
+    def columns(self) -> Servers:
+        """The servers as a report shows them."""
+        rows = [self._row(server) for server in self.servers]
+        queued, kv_used, token_rate, freeing_rate = np.array(rows, dtype=np.float64).T.copy()
+        capacity = np.full(len(rows), float(self._profile.kv_capacity_tokens))
+        return Servers(
+            queued=queued,
+            kv_used=kv_used,
+            kv_capacity=capacity,
+            token_rate=token_rate,
+            freeing_rate=freeing_rate,
+            lead_s=np.zeros(len(rows)),
+        )
+
+    def _row(self, server: Server) -> tuple[float, float, float, float]:
+        server.pending = [run for run in server.pending if run.first_token_s is None]
+        queued = sum(run.prefill_left_tokens for run in server.pending)
+        waiting = sum(run.prompt_tokens for run in server.pending if run.phase is Phase.WAITING)
+        running, kv_used = server.batch.running, server.batch.kv_used_tokens
+        step_s = self._profile.decode_step_s(running, kv_used) + self._profile.prefill_work_s(min(queued, CHUNK_TOKENS))
+        ended, prompts, outputs = server.totals
+        mean_prompt, mean_output = (prompts / ended, outputs / ended) if ended else (1.0, 1.0)
+        return (
+            queued,
+            kv_used + waiting,  # those take KV before a new request does
+            balancing.prefill_rate(self._profile, running, kv_used, CHUNK_TOKENS),
+            balancing.freeing_rate(max(1, running) / step_s, mean_prompt, mean_output),
+        )
+
+
+class Balancer:
+    """Sends each request to a server by a named rule. Reports are polled every `poll_s`; loads are counted by the balancer itself."""
+
+    NAMES = ("sal", "p2c", "random", "round_robin", "least_kv", "least_loaded")
+
+    def __init__(self, name: str, replicas: Replicas, seed: int, poll_s: float = POLL_S) -> None:
+        assert name in self.NAMES, name
+        self._name = name
+        self._replicas = replicas
+        self._seed = seed
+        self._poll_s = poll_s
+        self._polled = -1
+        self._columns: Servers | None = None
+
+    def choose(self, number: int, now_s: float, prompt_tokens: int) -> int:
+        """The server of a request; servers are advanced as far as the rule reads them."""
+        count, key = len(self._replicas.servers), str(number)
+        match self._name:
+            case "round_robin":
+                return number % count
+            case "random":
+                return balancing.random_server(count, self._seed, key)
+            case "p2c" | "least_loaded":
+                self._replicas.advance(now_s)
+                loads = self._replicas.loads()
+                if self._name == "least_loaded":
+                    return balancing.least_loaded(loads)
+                return min(balancing.two_servers(count, self._seed, key), key=lambda at: (loads[at], at))
+            case _:
+                columns = self._polled_columns(now_s)
+                at = balancing.server_aware(columns, prompt_tokens) if self._name == "sal" else balancing.least_kv(columns)
+                columns.add(at, prompt_tokens)
+                return at
+
+    def _polled_columns(self, now_s: float) -> Servers:
+        poll = math.floor(now_s / self._poll_s)
+        if self._columns is None or poll > self._polled:
+            self._polled = poll
+            self._replicas.advance(poll * self._poll_s)
+            self._columns = self._replicas.columns()
+        return self._columns
+
+
+DRAIN_S = 1e7
+"""Virtual seconds within which every request ends."""
+
+
+def serve(
+    requests: Requests,
+    profile: HardwareProfile,
+    *,
+    servers: int,
+    policy: Callable[[], EnginePolicy],
+    balancer: str = "round_robin",
+    seed: int,
+    poll_s: float = POLL_S,
+) -> Outcome:
+    """Serves all requests to their end."""
+    replicas = Replicas(profile, servers, policy, seed)
+    chooser = Balancer(balancer, replicas, seed, poll_s)
+    levels = PREDICTOR_SIGMA * np.array([NormalDist().inv_cdf(level) for level in QUANTILE_LEVELS])
+    runs: list[RunState] = []
+    rows = zip(requests.arrivals_s.tolist(), requests.prompts.tolist(), requests.outputs.tolist(), requests.errors.tolist(), strict=True)
+    for number, (now_s, prompt, output, error) in enumerate(rows):
+        run = _run(number, prompt, output, tuple((output * np.exp(error + levels)).tolist()))
+        server = replicas.servers[chooser.choose(number, now_s, prompt)]
+        server.advance(now_s)
+        server.add(now_s, run)
+        runs.append(run)
+    replicas.advance(DRAIN_S)
+    assert all(run.ended_s is not None for run in runs), "every request ends"
+    first, total = (np.array([getattr(run, name) for run in runs]) - requests.arrivals_s for name in ("first_token_s", "ended_s"))
+    preemptions = sum(server.batch.preemptions for server in replicas.servers)
+    return Outcome(first_s=first, total_s=total, prompts=requests.prompts, preemptions=preemptions)
+
+
+def _run(number: int, prompt: int, output: int, quantiles: tuple[float, ...]) -> RunState:
+    return RunState(
+        run_id=str(number),
+        arrival=number,
+        deadline_s=math.inf,
+        priority=0,
+        prompt_tokens=prompt,
+        produced_tokens=0,
+        target_tokens=output,
+        resumed=0,
+        reported=0,
+        quantiles=quantiles,
+    )

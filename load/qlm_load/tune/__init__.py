@@ -1,0 +1,1 @@
+"""Chooses policies for a user's own traffic, in virtual time."""
