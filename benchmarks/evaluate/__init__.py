@@ -1,0 +1,1 @@
+"""Papers' claims, measured on QLM's engines and deployers."""

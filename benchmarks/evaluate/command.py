@@ -3,49 +3,88 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import click
-from rich.table import Table
 
-from benchmarks.estimator.runs import seeds_of
-from benchmarks.evaluate import uellm
+from benchmarks.evaluate import fastserve, uellm
+from benchmarks.evaluate.fastserve import MODELS, Plan
+from benchmarks.evaluate.rows import Row, print_rows
 from qlm_cli.console import plain_console
 from qlm_load.progress import Progress
 
-PAPERS = ("uellm",)
-TABLE_WIDTH = 140
+PAPERS: Mapping[str, tuple[Mapping[str, Callable[[Plan], Iterable[Row]]], tuple[int, ...]]] = {
+    "fastserve": (fastserve.PARTS, (1, 2, 3)),
+    "uellm": (uellm.PARTS, uellm.SEEDS),
+}
+"""Name -> its parts, and the seeds by default."""
 
 
 @click.command()
-@click.option("--paper", type=click.Choice(PAPERS), required=True, help="The paper whose claims are measured.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, metavar="DIR", help="Folder of PAPER.json.")
-@click.option("--seeds", default="1-5", show_default=True, help="One a trial: 1-5, or 1,3,7.")
+@click.option("--paper", type=click.Choice([*PAPERS]), required=True, help="Whose claims.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for PAPER.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line instead of a table.")
-def evaluate(paper: str, out: Path, seeds: str, as_json: bool) -> None:
-    """Measure a paper's claims on QLM: each with what the paper states, ours with its 95% interval, and whether the order holds.
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of public traces (lengths_sharegpt.csv.gz, lengths_alpaca.csv.gz); without: lognormal lengths with their quantiles.",
+)
+@click.option("--seed", "seeds", multiple=True, type=click.IntRange(min=0), help="May be repeated. Default: 1 to 3; uellm: 1 to 5.")
+@click.option(
+    "--duration", "duration_s", type=click.FloatRange(min=1.0), default=60.0, show_default=True, help="Seconds in which jobs arrive."
+)
+@click.option("--model", "models", multiple=True, type=click.Choice([*MODELS]), default=tuple(MODELS), help="Of the rates. Default: all.")
+@click.option("--only", multiple=True, metavar="PART", help="A part; may be repeated. Default: all.")
+@click.option("--quick", is_flag=True, help="Few and short cases: shows that all parts run; the figures mean nothing.")
+def evaluate(
+    paper: str,
+    out: Path,
+    as_json: bool,
+    traces: Path | None,
+    seeds: tuple[int, ...],
+    duration_s: float,
+    models: tuple[str, ...],
+    only: tuple[str, ...],
+    quick: bool,
+) -> None:
+    """Measure a paper's claims: claim, ours with the 95% interval, their ratio, and whether the order holds.
 
-    Progress goes to stderr. Exit codes: 0 all was measured, whether it holds or not; 2 wrong use.
+    Virtual time, the same engine for all rows. Progress goes to stderr. Exit codes: 0 measured, 2 wrong use.
     """
+    parts, given = PAPERS[paper]
+    if unknown := [name for name in only if name not in parts]:
+        raise click.BadParameter(f"{unknown[0]}: of {paper} there are {', '.join(parts)}", param_hint="--only")
+    seeds = seeds or given
     progress = Progress()
-    try:
-        trials = seeds_of(seeds)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--seeds") from error
-    rows, means = uellm.Evaluation(seeds=trials, say=progress.say).measure()
-    document = {
+    plan = Plan(
+        traces=traces,
+        seeds=seeds[:1] if quick else seeds,
+        duration_s=5.0 if quick else duration_s,
+        steps=1 if quick else 4,
+        models=models[:1] if quick else models,
+        only=only,
+        say=progress.say,
+    )
+    rows: list[Row] = []
+    for name, part in parts.items():
+        if not only or name in only:
+            rows += part(plan)
+            progress.say(f"{name} measured")
+    report = {
         "paper": paper,
-        "seeds": list(trials),
-        "claims": [row.as_json for row in rows],
-        "means": means,
-        "wall_s": round(progress.wall_s, 1),
+        "rows": {row.name: row.document() for row in rows},
+        "context": {
+            "seeds": list(plan.seeds),
+            "duration_s": plan.duration_s,
+            "quick": quick,
+            "traces": None if traces is None else traces.name,
+            "wall_s": round(progress.wall_s, 1),
+        },
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{paper}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (out / f"{paper}.json").write_text(json.dumps(report, indent=1) + "\n")
     if as_json:
-        click.echo(json.dumps(document))
-        return
-    table = Table("claim", "paper", "ours", "95%", "holds", title=f"{paper}, {len(trials)} trials", title_justify="left")
-    for row in rows:
-        table.add_row(row.claim, row.paper, f"{row.ours:.3g}", f"{row.low:.3g} to {row.high:.3g}", "yes" if row.held else "no")
-    plain_console(width=TABLE_WIDTH).print(table)
+        click.echo(json.dumps(report))
+    else:
+        print_rows(plain_console(), rows, f"evaluate {paper}")

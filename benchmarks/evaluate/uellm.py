@@ -8,17 +8,16 @@ leaves the others' uncut: UA's 100 answers there take 2,306 to 2,554 steps, UD's
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
-from scipy import stats
 
+from benchmarks.evaluate.rows import Range, Row
 from benchmarks.evaluate.static_batches import (
     Served,
     Workload,
@@ -54,55 +53,54 @@ BIG_HOST_DEVICES = 64
 TABLE_1 = {16: 11.19, 20: 13.09, 24: 14.85, 28: 17.23, 32: 22.55}
 """Layers on GPU#0, of 33 -> average tokens/s."""
 
+SEEDS = (1, 2, 3, 4, 5)
+"""One a trial."""
+NEAR: Range = (0.9, 1.1)
+ABOVE_1: Range = (1.0, None)
+BELOW_1: Range = (None, 1.0)
+BELOW_0: Range = (None, 0.0)
+OPEN: Range = (None, None)
+
 Figures = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One claim. `ours`: mean over trials with its 95% interval (Student's t). `held`: whether the whole interval is in the paper's order;
-    "near", "similar" and "close" are within 10%."""
-
-    claim: str
-    paper: str
-    ours: float
-    low: float
-    high: float
-    held: bool
+class Seeds(Protocol):
+    """The part of a run's plan that is read here."""
 
     @property
-    def as_json(self) -> dict[str, object]:
-        interval = [round(self.low, 4), round(self.high, 4)]
-        return {"claim": self.claim, "paper": self.paper, "ours": round(self.ours, 4), "interval": interval, "held": self.held}
+    def seeds(self) -> tuple[int, ...]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """`seeds`: one a trial. `accuracy`: of predicted length classes."""
+def systems(plan: Seeds) -> Iterator[Row]:
+    """Figure 5, and the figures behind it."""
+    for host in HOSTS:
+        trials = [_systems(alpaca_like(seed, SYSTEM_REQUESTS), _topology(HOSTS[host])) for seed in plan.seeds]
+        yield from _system_rows(trials, host)
+        yield from _figure_rows(trials, host)
 
-    seeds: Sequence[int]
-    accuracy: float = 0.8
-    say: Callable[[str], None] = lambda _: None
 
-    def measure(self) -> tuple[list[Row], dict[str, dict[str, Figures]]]:
-        """The claims, and the means of all runs by experiment and system."""
-        rows: list[Row] = []
-        means: dict[str, dict[str, Figures]] = {}
-        for host, file in HOSTS.items():
-            topology = read_topology(Path(str(files("qlm_deploy"))) / "examples" / file)
-            systems = [_systems(alpaca_like(seed, SYSTEM_REQUESTS, self.accuracy), topology) for seed in self.seeds]
-            rows += _system_rows(systems, host)
-            means[f"systems, {host}"] = _means(systems)
-            self.say(f"systems on {host}")
-            if host == "accelerate":
-                batching = [_batching(alpaca_like(seed, BATCHING_REQUESTS, self.accuracy), topology) for seed in self.seeds]
-                rows += _batching_rows(batching)
-                means["batching"] = _means(batching)
-                self.say("batching")
-        deployers = [_deployers(seed) for seed in self.seeds]
-        rows += _deployer_rows(deployers)
-        means["deployers"] = _means(deployers)
-        self.say("deployers")
-        return [*rows, _table_1_row(), *_time_rows(self.seeds)], means
+def batching(plan: Seeds) -> Iterator[Row]:
+    """Figure 4 (a) and (b), on the host `accelerate`."""
+    trials = [_batching(alpaca_like(seed, BATCHING_REQUESTS), _topology(HOSTS["accelerate"])) for seed in plan.seeds]
+    yield from _batching_rows(trials)
+    yield from _figure_rows(trials, "batching")
+
+
+def deployers(plan: Seeds) -> Iterator[Row]:
+    """Figure 4 (c) and (d)."""
+    trials = [_deployers(seed) for seed in plan.seeds]
+    yield from _deployer_rows(trials)
+    yield from _figure_rows(trials, "deployers")
+
+
+def _figure_rows(trials: Sequence[Mapping[str, Figures]], where: str) -> Iterator[Row]:
+    for name, figures in trials[0].items():
+        for key in figures:
+            yield Row(name=f"{where}: {name}: {key}", claim=OPEN, ours=tuple(trial[name][key] for trial in trials))
+
+
+def _topology(file: str) -> Topology:
+    return read_topology(Path(str(files("qlm_deploy"))) / "examples" / file)
 
 
 # Figure 5: systems ----------------------------------------------------------------------------------------------------
@@ -152,27 +150,23 @@ def _figures(workload: Workload, served: Served, plan: Plan) -> Figures:
 
 def _system_rows(trials: Sequence[Mapping[str, Figures]], host: str) -> Iterator[Row]:
     for rival in ("S3", "S3, bins of the KV", "Morphling"):
-        pairs = [(trial["UA"], trial[rival]) for trial in trials]
         where = f"UA over {rival}, {host}"
-        latency = [100.0 * (mine["latency_s"] / other["latency_s"] - 1.0) for mine, other in pairs]
-        yield _row(f"{where}: latency, %", "-72.3 to -90.3", latency, lambda mean: mean < 0.0)
-        mean_latency = [100.0 * (mine["mean_latency_s"] / other["mean_latency_s"] - 1.0) for mine, other in pairs]
-        yield _row(f"{where}: mean latency of a request, %", "-72.3 to -90.3", mean_latency, lambda mean: mean < 0.0)
-        throughput = [mine["tokens_per_s"] / other["tokens_per_s"] for mine, other in pairs]
-        yield _row(f"{where}: throughput, x", "1.92 to 4.98", throughput, _above)
-        busy = [mine["utilisation"] / other["utilisation"] for mine, other in pairs]
-        yield _row(f"{where}: utilisation, x", "1.2 to 4.1", busy, _above)
-        points = [100.0 * (mine["violations"] - other["violations"]) for mine, other in pairs]
-        yield _row(f"{where}: SLO violations, points", "-29.6 to -48.2", points, lambda mean: mean < 0.0)
-    attained = {name: [100.0 * (1.0 - trial[name]["violations"]) for trial in trials] for name in PAPER_SYSTEMS}
+        pairs = [(trial["UA"], trial[rival]) for trial in trials]
+        for name, key in (("latency", "latency_s"), ("mean latency of a request", "mean_latency_s")):
+            change = tuple(100.0 * (mine[key] / other[key] - 1.0) for mine, other in pairs)
+            yield Row(name=f"{where}: {name}, %", claim=(-90.3, -72.3), ours=change, order=BELOW_0)
+        for name, key, claim in (("throughput", "tokens_per_s", (1.92, 4.98)), ("utilisation", "utilisation", (1.2, 4.1))):
+            ratio = tuple(mine[key] / other[key] for mine, other in pairs)
+            yield Row(name=f"{where}: {name}, x", claim=claim, ours=ratio, order=ABOVE_1)
+        points = tuple(100.0 * (mine["violations"] - other["violations"]) for mine, other in pairs)
+        yield Row(name=f"{where}: SLO violations, points", claim=(-48.2, -29.6), ours=points, order=BELOW_0)
+    attained = {name: tuple(100.0 * (1.0 - trial[name]["violations"]) for trial in trials) for name in PAPER_SYSTEMS}
     mean = {name: float(np.mean(values)) for name, values in attained.items()}
     second = max(found for name, found in mean.items() if name != "UA")
-    yield _row(f"UB, {host}: SLO attainment, %", "87.4; below UA", attained["UB"], partial(operator.gt, mean["UA"]))
-    yield _row(f"UA, {host}: SLO attainment, %", "100; the best of five", attained["UA"], partial(operator.lt, second))
-    over_ud = [100.0 * (trial["UD"]["violations"] - trial["UB"]["violations"]) for trial in trials]
-    yield _row(f"UD over UB, {host}: SLO violations, points", "> 0", over_ud, lambda found: found > 0.0)
-    by_deployer = [trial["S3"]["latency_s"] / trial["UD"]["latency_s"] for trial in trials]
-    yield _row(f"S3 over UD, {host}: latency, x", "> 1", by_deployer, _above)
+    yield Row(name=f"UB, {host}: SLO attainment, %", claim=(87.4, 87.4), ours=attained["UB"], order=(mean["UD"], mean["UA"]))
+    yield Row(name=f"UA, {host}: SLO attainment, %", claim=(100.0, 100.0), ours=attained["UA"], order=(second, None))
+    by_deployer = tuple(trial["S3"]["latency_s"] / trial["UD"]["latency_s"] for trial in trials)
+    yield Row(name=f"S3 over UD, {host}: latency, x", claim=ABOVE_1, ours=by_deployer, order=ABOVE_1)
 
 
 # Figure 4 (a), (b): batching ------------------------------------------------------------------------------------------
@@ -192,18 +186,16 @@ def _batching(workload: Workload, topology: Topology) -> dict[str, Figures]:
 
 
 def _batching_rows(trials: Sequence[Mapping[str, Figures]]) -> Iterator[Row]:
-    def saved(name: str) -> list[float]:
-        return [1.0 - trial[name]["mean_latency_s"] / trial["FIFO"]["mean_latency_s"] for trial in trials]
-
     for reading in Reading:
-        yield _row(f"ODBS against FIFO, {reading}: mean latency saved, share", "> 0", saved(f"ODBS {reading}"), lambda mean: mean > 0.05)
+        saved = tuple(1.0 - trial[f"ODBS {reading}"]["mean_latency_s"] / trial["FIFO"]["mean_latency_s"] for trial in trials)
+        yield Row(name=f"ODBS, {reading}: mean latency saved over FIFO, share", claim=OPEN, ours=saved, order=(0.0, None))
     both, slo, length = (f"{name} {Reading.PROGRAM}" for name in ("SLO-ODBS", "SLO-DBS", "ODBS"))
-    for rival, paper, held in ((length, "near 1", _near), ("FIFO", "< 1", _below), (slo, "< 1", _below)):
-        latency = [trial[both]["mean_latency_s"] / trial[rival]["mean_latency_s"] for trial in trials]
-        yield _row(f"SLO-ODBS over {rival}: mean latency, x", paper, latency, held)
-    for rival, paper, held in ((slo, "near 1", _near), ("FIFO", "> 1", _above), (length, "> 1", _above)):
-        attained = [(1.0 - trial[both]["violations"]) / (1.0 - trial[rival]["violations"]) for trial in trials]
-        yield _row(f"SLO-ODBS over {rival}: SLO attainment, x", paper, attained, held)
+    for rival, claim in ((length, NEAR), ("FIFO", BELOW_1), (slo, BELOW_1)):
+        latency = tuple(trial[both]["mean_latency_s"] / trial[rival]["mean_latency_s"] for trial in trials)
+        yield Row(name=f"SLO-ODBS over {rival}: mean latency, x", claim=claim, ours=latency, order=claim)
+    for rival, claim in ((slo, NEAR), ("FIFO", ABOVE_1), (length, ABOVE_1)):
+        attained = tuple((1.0 - trial[both]["violations"]) / (1.0 - trial[rival]["violations"]) for trial in trials)
+        yield Row(name=f"SLO-ODBS over {rival}: SLO attainment, x", claim=claim, ours=attained, order=claim)
 
 
 # Figure 4 (c), (d): deployers -----------------------------------------------------------------------------------------
@@ -255,61 +247,44 @@ def random_host(seed: int, devices: int) -> Topology:
 
 
 def _deployer_rows(trials: Sequence[Mapping[str, Figures]]) -> Iterator[Row]:
-    def ratios(mine: str, other: str, key: str) -> list[float]:
-        return [trial[mine][key] / trial[other][key] for trial in trials]
+    for rival, key, claim in (
+        ("lr", "tokens_per_s", NEAR),
+        ("he", "utilisation", NEAR),
+        ("greedy", "tokens_per_s", ABOVE_1),
+        ("greedy", "utilisation", ABOVE_1),
+        ("even", "tokens_per_s", ABOVE_1),
+    ):
+        ratio = tuple(trial["helr"][key] / trial[rival][key] for trial in trials)
+        yield Row(name=f"HELR over {rival}: {key}, x", claim=claim, ours=ratio, order=claim)
 
-    yield _row("HELR over LR: throughput, x", "similar", ratios("helr", "lr", "tokens_per_s"), _near)
-    yield _row("HELR over HE: utilisation, x", "close", ratios("helr", "he", "utilisation"), _near)
-    yield _row("HELR over greedy: throughput, x", "> 1", ratios("helr", "greedy", "tokens_per_s"), _above)
-    yield _row("HELR over greedy: utilisation, x", "> 1", ratios("helr", "greedy", "utilisation"), _above)
-    yield _row("HELR over even: throughput, x", "> 1", ratios("helr", "even", "tokens_per_s"), _above)
 
-
-def _table_1_row() -> Row:
+def table_1(_: Seeds) -> Iterator[Row]:
+    """The worst error of `qlm_deploy` over the table's five maps."""
     demand = demand_of(MODEL, 1024, 8192)
     demand = replace(demand, facts=replace(demand.facts, layers=33))
-    topology = read_topology(Path(str(files("qlm_deploy"))) / "examples" / "v100-and-3090.yaml")
+    topology = _topology("v100-and-3090.yaml")
     maps = {paper: DeviceMap(path=(0, 1), layers=(first, 33 - first)) for first, paper in TABLE_1.items()}
     errors = [100.0 * abs(describe_map("", topology, demand, by_hand).tokens_per_s / paper - 1.0) for paper, by_hand in maps.items()]
-    worst = max(errors)
-    return Row(claim="Table 1: worst error, %", paper="<= 10", ours=worst, low=min(errors), high=worst, held=worst <= 10.0)
+    yield Row(name="table 1: worst error, %", claim=(None, 10.0), ours=(max(errors),), order=(None, 10.0))
 
 
-def _time_rows(seeds: Sequence[int]) -> Iterator[Row]:
-    """`deploy_plan_s`."""
+def plan_times(plan: Seeds) -> Iterator[Row]:
+    """`deploy_plan_s`: seconds of one plan, by a beam for more than 12 devices."""
     demand = demand_of("Qwen2.5-72B", 1024, 8192)
     for devices, most_s in ((12, 2.0), (BIG_HOST_DEVICES, 10.0)):
         taken: list[float] = []
-        for seed in seeds:
+        for seed in plan.seeds:
             topology = random_host(seed, devices)
             began_s = time.perf_counter()
             plan_deployment("helr", topology, demand)
             taken.append(time.perf_counter() - began_s)
-        yield _row(f"deploy_plan_s, {devices} devices", f"<= {most_s:g}", taken, partial(operator.ge, most_s))
+        yield Row(name=f"deploy_plan_s, {devices} devices", claim=(None, most_s), ours=tuple(taken), order=(None, most_s))
 
 
-# Rows -----------------------------------------------------------------------------------------------------------------
-
-
-def _row(claim: str, paper: str, values: Sequence[float], held: Callable[[float], bool]) -> Row:
-    found = np.array(values)
-    mean, half = float(found.mean()), 0.0
-    if len(found) > 1:
-        half = float(stats.t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / np.sqrt(len(found)))
-    return Row(claim=claim, paper=paper, ours=mean, low=mean - half, high=mean + half, held=held(mean - half) and held(mean + half))
-
-
-def _near(ratio: float) -> bool:
-    return 0.9 <= ratio <= 1.1
-
-
-def _above(ratio: float) -> bool:
-    return ratio > 1.0
-
-
-def _below(ratio: float) -> bool:
-    return ratio < 1.0
-
-
-def _means(trials: Sequence[Mapping[str, Figures]]) -> dict[str, Figures]:
-    return {name: {key: float(np.mean([trial[name][key] for trial in trials])) for key in found} for name, found in trials[0].items()}
+PARTS: Mapping[str, Callable[[Seeds], Iterator[Row]]] = {
+    "systems": systems,
+    "batching": batching,
+    "deployers": deployers,
+    "table_1": table_1,
+    "plan_times": plan_times,
+}

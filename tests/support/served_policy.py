@@ -12,24 +12,24 @@ from dataclasses import asdict
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from qlm_agent.engines.policy import EnginePolicy, SequenceView
+from qlm_agent.engines.policies.port import EnginePolicy, Sequences, SequenceView
 
 
 def served_policy(policy: EnginePolicy) -> dict[str, Any]:
-    """Settings of `agent.vllm` by which an engine asks this policy."""
+    """Policy of a VllmModel by which its engine asks this policy."""
     listener = Listener(family="AF_UNIX")
     threading.Thread(target=_accept, args=(listener, policy), name="served-policy", daemon=True).start()
-    return {"policy": f"{ServedPolicy.__module__}.{ServedPolicy.__name__}", "policy_options": {"address": listener.address}}
+    return {"policy": f"{ServedPolicy.__module__}:{ServedPolicy.__name__}", "policy_options": {"address": listener.address}}
 
 
-class ServedPolicy:
-    """See `qlm_agent.engines.policy.EnginePolicy`."""
+class ServedPolicy(EnginePolicy):
+    """See `qlm_agent.engines.policies.port.EnginePolicy`."""
 
     def __init__(self, address: str) -> None:
         self._connection = Client(address, family="AF_UNIX")
 
-    def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
-        found: list[str] = self._ask("order", now_s, waiting)
+    def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
+        found: list[str] = self._ask("order", now_s, waiting, running)
         return found
 
     def victims(self, now_s: float, running: Sequence[SequenceView]) -> Sequence[str]:
@@ -61,5 +61,5 @@ def _answer(connection: Connection, policy: EnginePolicy) -> None:
             question, now_s, views = connection.recv()
         except (EOFError, OSError):
             return
-        found = getattr(policy, question)(now_s, *([SequenceView(**view) for view in each] for each in views))
+        found = getattr(policy, question)(now_s, *(Sequences([SequenceView(**view) for view in each]) for each in views))
         connection.send(list(found) if isinstance(found, Sequence) else found)

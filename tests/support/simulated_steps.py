@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm_agent.engines.policy import FirstComeFirstServed
+from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.simulated.batch import SimulatedBatch
 from qlm_agent.engines.simulated.sequences import Progress, RunState
 
@@ -39,7 +39,7 @@ def run(name: str, prompt: int, target: int, *, resumed: int = 0, arrival: int =
         priority=priority,
         prompt_tokens=prompt,
         target_tokens=target,
-        produced=resumed,
+        produced_tokens=resumed,
         resumed=resumed,
         reported=resumed,
     )

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from math import inf
 
-from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView, UrgencyFirst
+from qlm_agent.engines.policies.arrival import FirstComeFirstServed
+from qlm_agent.engines.policies.port import EnginePolicy, Sequences, SequenceView
+from qlm_agent.engines.policies.urgency import UrgencyFirst
 
 
 def view(name: str, arrival: int) -> SequenceView:
     return SequenceView(run_id=name, arrival=arrival, deadline_s=100.0 - arrival, priority=-arrival, prompt_tokens=1, produced_tokens=0)
 
 
+def preempt(policy: EnginePolicy, now_s: float, waiting: list[SequenceView], running: list[SequenceView]) -> list[str]:
+    return list(policy.preempt(now_s, Sequences(waiting), Sequences(running)))
+
+
 def test_first_come_is_first_served_whatever_the_deadline() -> None:
     views = [view("b", 2), view("a", 1), view("c", 3)]
     policy = FirstComeFirstServed()
-    assert policy.order(0.0, views) == ["a", "b", "c"]
+    assert policy.order(0.0, Sequences(views), Sequences(())) == ["a", "b", "c"]
     assert policy.victims(0.0, views) == ["c", "b", "a"]
-    assert policy.preempt(0.0, views, views) == ()
+    assert preempt(policy, 0.0, views, views) == []
     assert policy.next_wakeup_s(0.0) is None
 
 
@@ -43,7 +49,7 @@ def test_urgency_is_the_band_then_the_deadline_then_the_arrival() -> None:
         urgent("e", arrival=2),
         urgent("d", arrival=1),
     ]
-    assert policy.order(0.0, views) == ["c", "b", "a", "d", "e"]
+    assert policy.order(0.0, Sequences(views), Sequences(())) == ["c", "b", "a", "d", "e"]
     assert policy.victims(0.0, views) == ["e", "d", "a", "b", "c"]
 
 
@@ -54,32 +60,32 @@ def test_of_equal_urgency_the_one_with_the_least_work_is_the_victim() -> None:
 def test_a_lower_band_takes_the_place_of_a_higher_one_at_once() -> None:
     policy = UrgencyFirst()
     running = [urgent("mine", priority=1), urgent("later", priority=2), urgent("last", priority=3)]
-    assert policy.preempt(0.0, [urgent("w", priority=1)], running) == ["last", "later"]
-    assert policy.preempt(0.0, [urgent("w", priority=3)], running) == []
+    assert preempt(policy, 0.0, [urgent("w", priority=1)], running) == ["last", "later"]
+    assert preempt(policy, 0.0, [urgent("w", priority=3)], running) == []
 
 
 def test_inside_a_band_only_who_would_be_late_takes_a_place_of_who_can_wait() -> None:
     policy = UrgencyFirst(lead_s=10.0)
     running = [urgent("can", deadline_s=100.0), urgent("cannot", deadline_s=19.0), urgent("ever")]
-    assert policy.preempt(0.0, [urgent("w", deadline_s=10.1)], running) == []
-    assert policy.preempt(0.0, [urgent("w", deadline_s=10.0)], running) == ["ever", "can"]
-    assert policy.preempt(10.1, [urgent("w", deadline_s=10.0)], running) == []  # it is late: nobody gains
-    assert policy.preempt(95.0, [urgent("w", deadline_s=100.0)], [urgent("can", deadline_s=116.0), urgent("cannot", deadline_s=115.0)]) == [
-        "can"
-    ]
+    assert preempt(policy, 0.0, [urgent("w", deadline_s=10.1)], running) == []
+    assert preempt(policy, 0.0, [urgent("w", deadline_s=10.0)], running) == ["ever", "can"]
+    assert preempt(policy, 10.1, [urgent("w", deadline_s=10.0)], running) == []  # it is late: nobody gains
+    assert preempt(
+        policy, 95.0, [urgent("w", deadline_s=100.0)], [urgent("can", deadline_s=116.0), urgent("cannot", deadline_s=115.0)]
+    ) == ["can"]
 
 
 def test_nobody_gives_way_more_often_than_the_bound() -> None:
     policy = UrgencyFirst(preemptions_max=2)
     running = [urgent("a", priority=9, preemptions=2), urgent("b", priority=9, preemptions=1)]
-    assert policy.preempt(0.0, [urgent("w")], running) == ["b"]
+    assert preempt(policy, 0.0, [urgent("w")], running) == ["b"]
     assert policy.victims(0.0, running) == ["a", "b"]  # for want of KV somebody has to
 
 
 def test_it_wants_to_be_asked_when_the_next_one_becomes_urgent() -> None:
     policy = UrgencyFirst(lead_s=10.0)
     assert policy.next_wakeup_s(0.0) is None
-    policy.order(0.0, [urgent("a", deadline_s=50.0), urgent("b", deadline_s=30.0), urgent("c")])
+    policy.order(0.0, Sequences([urgent("a", deadline_s=50.0), urgent("b", deadline_s=30.0), urgent("c")]), Sequences(()))
     assert policy.next_wakeup_s(0.0) == 20.0
     assert policy.next_wakeup_s(20.0) == 40.0
     assert policy.next_wakeup_s(40.0) is None

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView, UrgencyFirst
+from qlm_agent.engines.policies.arrival import FirstComeFirstServed
+from qlm_agent.engines.policies.port import SequenceView
+from qlm_agent.engines.policies.urgency import UrgencyFirst
 from qlm_agent.engines.port import FailureKind
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
 from qlm_agent.engines.simulated.sequences import RunState
@@ -150,7 +152,7 @@ def test_time_that_it_stood_still_does_not_count() -> None:
 class Urgent(FirstComeFirstServed):
     """The later the more urgent, and running runs make place: what a policy may do."""
 
-    def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
+    def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
         return [view.run_id for view in sorted(waiting, key=lambda view: -view.arrival)]
 
     def preempt(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
@@ -234,7 +236,7 @@ class Slow:
 
     def held(self, each: RunState) -> int:
         """Blocks: of a prefill all, of a decoding run those of what it has written."""
-        return blocks_for(each.prefill_tokens if each.prefill_done < each.prefill_tokens else each.prompt_tokens + each.produced - 1)
+        return blocks_for(each.prefill_tokens if each.prefill_done < each.prefill_tokens else each.prompt_tokens + each.produced_tokens - 1)
 
     def decodes(self, each: RunState) -> bool:
         return each.prefill_done == each.prefill_tokens
@@ -244,7 +246,9 @@ class Slow:
         preempted = False
         while True:
             used = sum(self.held(each) for each in self.running)
-            needed = sum(blocks_for(each.prompt_tokens + each.produced) - self.held(each) for each in self.running if self.decodes(each))
+            needed = sum(
+                blocks_for(each.prompt_tokens + each.produced_tokens) - self.held(each) for each in self.running if self.decodes(each)
+            )
             if used + needed <= self.capacity:
                 break
             victim = max(self.running, key=lambda each: each.arrival)
@@ -263,26 +267,26 @@ class Slow:
         self.waiting.sort(key=lambda each: each.arrival)
         while budget > 0 and self.waiting and not preempted and len(self.running) < self.batch_max:
             each = self.waiting[0]
-            need = blocks_for(each.prompt_tokens + each.produced)
+            need = blocks_for(each.prompt_tokens + each.produced_tokens)
             if used + need + (round(self.capacity * 0.01) if self.running else 0) > self.capacity:
                 break
             self.waiting.pop(0)
             used += need
-            each.prefill_tokens, each.prefill_done = each.prompt_tokens + each.produced, 0
+            each.prefill_tokens, each.prefill_done = each.prompt_tokens + each.produced_tokens, 0
             self.running.append(each)
             chunks.append((each, min(budget, each.prefill_tokens)))
             budget -= chunks[-1][1]
         chunks = [(each, tokens) for each, tokens in chunks if tokens]
         if decoding or chunks:
-            context_tokens = sum(each.prompt_tokens + each.produced for each in decoding)
+            context_tokens = sum(each.prompt_tokens + each.produced_tokens for each in decoding)
             self.asked.append((len(decoding), context_tokens, [(each.prefill_done, tokens) for each, tokens in chunks]))
         for each, tokens in chunks:
             each.prefill_done += tokens
         for each in decoding + [each for each, _ in chunks if self.decodes(each)]:
-            each.produced += 1
-            if each.produced == each.target_tokens:
+            each.produced_tokens += 1
+            if each.produced_tokens == each.target_tokens:
                 self.running.remove(each)
-                self.done[each.run_id] = each.produced
+                self.done[each.run_id] = each.produced_tokens
         return bool(decoding or chunks)
 
 

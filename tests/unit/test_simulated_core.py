@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_agent.engines.policy import FirstComeFirstServed
+from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.port import EngineBusy, EngineOutput, EngineRequest, Tier, TokenPrompt
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView
+from qlm_agent.engines.policies.arrival import FirstComeFirstServed
+from qlm_agent.engines.policies.port import SequenceView
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
 from simulated_steps import Steps, make, run, told
 
@@ -71,7 +72,7 @@ def test_a_restored_run_alone_goes_on_when_its_kv_is_there() -> None:
 class TurnsAt(FirstComeFirstServed):
     """First come first served until 5 s, last come from then on."""
 
-    def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
+    def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
         return [view.run_id for view in sorted(waiting, key=lambda view: view.arrival if now_s < 5.0 else -view.arrival)]
 
     def next_wakeup_s(self, now_s: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,9 @@ def test_a_plan_follows_from_the_settings(tmp_path: Path) -> None:
     assert on_gpu.device_bytes == 50 + 33 * 32 * TOKEN_BYTES
     assert on_gpu.engine["max_model_len"] == 2048, "each GPU has the KV of one of the two heads"
     assert on_gpu.engine["gpu_memory_utilization"] < 0.1, "vLLM would refuse to start beside models that sleep"
-    ordered = settings.model_copy(update={"policy": "mine.Policy", "policy_options": {"lead_s": 3.0}})
-    plan = load_plan(model, folder, ordered, batch_max=16, n_gpu=1)
-    assert (plan.policy, plan.policy_options) == ("mine.Policy", {"lead_s": 3.0})
+    ordered = replace(model, policy="mine:Policy", policy_options={"lead_s": 3.0})
+    plan = load_plan(ordered, folder, settings, batch_max=16, n_gpu=1)
+    assert (plan.policy, plan.policy_options) == ("mine:Policy", {"lead_s": 3.0})
     with pytest.raises(ModelLoadFailed, match=r"agent\.vllm\.kv_cache_gb"):
         load_plan(model, folder, settings.model_copy(update={"kv_cache_gb": 1e-6}), batch_max=16, n_gpu=1)
 
@@ -125,12 +126,12 @@ def test_a_plan_follows_from_the_settings(tmp_path: Path) -> None:
 )
 def test_the_scheduler_fits_the_way_of_scheduling(tmp_path: Path, device: str, arguments: dict[str, bool], scheduler: str) -> None:
     """Both order by the one policy."""
-    model = VllmModel(name="m", weights=folder_of(tmp_path / "m"), context_tokens_max=2048)
-    settings = VllmSettings.model_validate({"device": device, "policy": "mine.Policy", "arguments": arguments})
+    model = VllmModel(name="m", weights=folder_of(tmp_path / "m"), context_tokens_max=2048, policy="mine:Policy")
+    settings = VllmSettings.model_validate({"device": device, "arguments": arguments})
     found = engine_arguments(load_plan(model, ModelFolder.read("m", model.weights), settings, batch_max=16, n_gpu=1))
     assert found["scheduler_cls"] == f"qlm_agent.engines.vllm.scheduler.scheduler.{scheduler}"
     assert found["async_scheduling"] is (scheduler == "QlmAsyncScheduler")
-    assert found["additional_config"]["qlm"]["policy"] == "mine.Policy"
+    assert found["additional_config"]["qlm"]["policy"] == "mine:Policy"
 
 
 def test_an_engine_has_its_threads_and_asks_no_hub() -> None:

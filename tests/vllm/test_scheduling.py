@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView, UrgencyFirst
+from qlm_agent.engines.policies.arrival import FirstComeFirstServed
+from qlm_agent.engines.policies.port import SequenceView
+from qlm_agent.engines.policies.urgency import UrgencyFirst
 from vllm_in_process import BLOCK_TOKENS, InProcess, prompt_of
 
 GPU_BLOCKS, SEATS = 24, 4
@@ -172,7 +174,7 @@ class Adverse(FirstComeFirstServed):
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
 
-    def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
+    def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
         return self._shuffled(waiting)
 
     def preempt(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
@@ -205,7 +207,7 @@ def test_output_is_the_same_whatever_the_policy_does(vllm: InProcess, seed: int)
 class Wrong(FirstComeFirstServed):
     """Names runs that were not shown, some twice, and leaves others out."""
 
-    def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
+    def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
         return ["nobody", *[view.run_id for view in waiting[1:2]] * 2]
 
     def preempt(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engines.policy import UrgencyFirst
+from qlm_agent.engines.policies.urgency import UrgencyFirst
 from vllm_in_process import BLOCK_TOKENS, InProcess, prompt_of
 
 HOST_BLOCKS, SEATS = 10, 2

@@ -16,7 +16,10 @@ from vllm_in_process import InProcess, prompt_of
     [
         ({"scheduling_policy": "priority"}, "leave scheduling_policy"),
         ({"scheduler_cls": "qlm_agent.engines.vllm.scheduler.scheduler.QlmAsyncScheduler"}, "take QlmScheduler"),
-        ({"additional_config": {"qlm": {"policy": "qlm_agent.engines.policy.Nobody"}}}, "engine policy qlm_agent.engines.policy.Nobody"),
+        (
+            {"additional_config": {"qlm": {"policy": "qlm_agent.engines.policies:Nobody"}}},
+            "engine policy qlm_agent.engines.policies:Nobody",
+        ),
         ({"additional_config": {"qlm": {"policy_options": {"lead": 1}}}}, "lead"),
     ],
 )
@@ -78,7 +81,7 @@ def test_engines_with_kv_swap_that_share_a_process_are_refused() -> None:
 
 
 def test_the_policy_is_chosen_by_name() -> None:
-    engine = InProcess(host_blocks=0, additional_config={"qlm": {"policy": "qlm_agent.engines.policy.FirstComeFirstServed"}})
+    engine = InProcess(host_blocks=0, additional_config={"qlm": {"policy": "fcfs"}})
     try:
         engine.add("r", prompt=[5, 6, 7], answer=40, priority=9)
         assert type(engine.scheduler.engine_policy).__name__ == "FirstComeFirstServed"

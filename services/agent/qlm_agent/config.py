@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qlm_agent.decisions.settings import MachineSettings
 from qlm_agent.engines.openai.settings import OpenAiSettings
+from qlm_agent.engines.policies.port import EnginePolicy
+from qlm_agent.engines.policies.registry import engine_policy
 from qlm_agent.engines.port import ModelLoadFailed
 from qlm_agent.engines.simulated.core import SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
@@ -76,7 +78,16 @@ class AgentSettings(Section):
         "planner.policy slo, max under the others.",
     )
     lookahead_requests: int = Field(
-        0, ge=0, le=1_000, description="Requests pulled beyond those that run, for the engine's policy to order."
+        0, ge=0, le=10_000, description="Requests pulled beyond those that run, for the engine's policy to order."
+    )
+    engine_policy: str = Field(
+        "",
+        pattern=r"^$|^[a-z-]+$|^[A-Za-z0-9_.]+:[A-Za-z0-9_]+$",
+        description="Who holds seats and KV inside the engine: a name of docs/reference/engine-policies.md or module:Class; empty: fcfs on "
+        "the simulated engine, edf on vLLM.",
+    )
+    engine_policy_options: dict[str, bool | int | float | str] = Field(
+        default_factory=dict, description="Keyword arguments of that policy."
     )
     coalesce_s: float = Field(0.05, ge=0, le=1.0, description="Longest that output waits for more; first and last output never wait.")
     buffer_tokens_max: Count = Field(500_000, description="Output tokens held while the server is away; there the engine pauses.")
@@ -178,6 +189,14 @@ def simulated_limits(agent: AgentSettings) -> SimulatedLimits:
         kv_capacity_tokens=agent.simulated.kv_capacity_tokens,
         tell_every_s=agent.simulated.tell_every_s,
     )
+
+
+def simulated_policy(agent: AgentSettings) -> EnginePolicy:
+    """The simulated engine's policy. Raises ConfigError for an unknown one."""
+    try:
+        return engine_policy(agent.engine_policy or "fcfs", agent.engine_policy_options)
+    except ValueError as problem:
+        raise ConfigError(f"agent.engine_policy: {problem}") from problem
 
 
 def time_scale(agent: AgentSettings) -> float:

@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from qlm.internal.v1 import events_pb2
-from qlm_agent.config import AgentSettings, ServedModel, instance_facts, machine_settings, simulated_limits, simulated_models
+from qlm_agent.config import (
+    AgentSettings,
+    ServedModel,
+    instance_facts,
+    machine_settings,
+    simulated_limits,
+    simulated_models,
+    simulated_policy,
+)
 from qlm_agent.decisions.effects import (
     Complete,
     Deregister,
@@ -27,7 +35,6 @@ from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event
 from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.driver import EngineDriver, EngineEffect
-from qlm_agent.engines.policy import FirstComeFirstServed
 from qlm_agent.engines.simulated.core import SimulatedCore
 from qlm_agent.shell.control import control_events
 from qlm_agent.shell.reports import GATHER_S, Reporter
@@ -100,7 +107,8 @@ class SimAgent:
             engine_clock=process.now_s,
             keep=self._keep,
         )
-        core = SimulatedCore(simulated_models(self._served), self._noise, FirstComeFirstServed(), simulated_limits(description.agent))
+        policy = simulated_policy(description.agent)
+        core = SimulatedCore(simulated_models(self._served), self._noise, policy, simulated_limits(description.agent))
         self.engine = VirtualEngine(
             process,
             core,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
-from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView
+from qlm_agent.engines.policies.arrival import FirstComeFirstServed
+from qlm_agent.engines.policies.port import SequenceView
 
 from .conftest import Start
 from .subjects import Can, Limits, Reader, needs, request
@@ -19,9 +21,9 @@ class Recorded(FirstComeFirstServed):
         self.shown: list[SequenceView] = []
         self.asked_for_victims = 0
 
-    def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
-        self.shown += waiting
-        return super().order(now_s, waiting)
+    def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
+        self.shown += map(copy, waiting)
+        return super().order(now_s, waiting, running)
 
     def victims(self, now_s: float, running: Sequence[SequenceView]) -> Sequence[str]:
         self.asked_for_victims += 1
@@ -31,7 +33,7 @@ class Recorded(FirstComeFirstServed):
 class ByPriority(FirstComeFirstServed):
     """Lower priorities first, and they push others out."""
 
-    def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
+    def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
         return [view.run_id for view in sorted(waiting, key=lambda view: (view.priority, view.arrival))]
 
     def preempt(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
@@ -51,7 +53,7 @@ class Delayed(FirstComeFirstServed):
 
     turn_s: float | None = None
 
-    def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
+    def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
         turned = self.turn_s is not None and now_s >= self.turn_s
         return [view.run_id for view in sorted(waiting, key=lambda view: -view.arrival if turned else view.arrival)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from qlm_agent.engines.policy import FirstComeFirstServed
+from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.port import Engine, EngineRequest, FinishReason, Sampling, TokenPrompt
 from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.folder import ModelFolder
@@ -33,15 +33,15 @@ class VllmSubject:
         self.context_tokens = 2048
         self.finish = FinishReason.LENGTH
         self.deadline_s = 90.0
+        policy = {} if type(limits.policy) is FirstComeFirstServed else served_policy(limits.policy)
         models = {
-            name: VllmModel(name=name, weights=str(tiny_model(seed)), context_tokens_max=self.context_tokens)
+            name: VllmModel(name=name, weights=str(tiny_model(seed)), context_tokens_max=self.context_tokens, **policy)
             for seed, name in enumerate(self.models, start=1)
         }
         folder = ModelFolder.read("tiny-a", models["tiny-a"].weights)
         settings = VllmSettings()
         block_bytes = folder.kv_bytes_per_token(settings.dtype) * settings.block_size
         blocks = (limits.kv_capacity_tokens or KV_TOKENS) // settings.block_size + 1
-        policy = {} if type(limits.policy) is FirstComeFirstServed else served_policy(limits.policy)
         settings = VllmSettings(
             device=DEVICE,
             enforce_eager=DEVICE == "cpu",
@@ -49,7 +49,6 @@ class VllmSubject:
             host_memory_gb=limits.host_models * folder.weights_bytes / 1e9,
             host_kv_gb=limits.host_kv_tokens // settings.block_size * block_bytes / 1e9,
             arguments={"async_scheduling": self.async_scheduling},
-            **policy,
         )
         self.engine: Engine = VllmEngine(
             models, settings, batch_max=limits.batch_max, template=QuickTemplate(like_gpus=self.async_scheduling)

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 
 import structlog
 
-from qlm_agent.config import AgentConfig, AgentSettings, ServedModel, served_models, simulated_limits, simulated_models, time_scale
-from qlm_agent.engines.policy import FirstComeFirstServed
+from qlm_agent.config import (
+    AgentConfig,
+    AgentSettings,
+    ServedModel,
+    served_models,
+    simulated_limits,
+    simulated_models,
+    simulated_policy,
+    time_scale,
+)
 from qlm_agent.engines.port import Engine
 from qlm_agent.engines.simulated.engine import SimulatedEngine
 from qlm_agent.engines.simulated.timing import InstanceNoise
@@ -46,7 +54,7 @@ def engine_of(config: AgentConfig, profiles: ProfileSnapshot, *, clock: Callable
 def _simulated(config: AgentConfig, models: Mapping[str, ServedModel], clock: Callable[[], float]) -> tuple[Engine, int]:
     agent, simulated = config.agent, config.agent.simulated
     noise = InstanceNoise(seed=simulated.seed, instance=agent.name, step_noise=simulated.step_noise, bias_max=simulated.bias_max)
-    engine = SimulatedEngine(simulated_models(models), noise, FirstComeFirstServed(), simulated_limits(agent), clock=clock)
+    engine = SimulatedEngine(simulated_models(models), noise, simulated_policy(agent), simulated_limits(agent), clock=clock)
     return engine, simulated.prefill_chunk_tokens
 
 
@@ -62,7 +70,12 @@ def _vllm(config: AgentConfig, models: Mapping[str, ServedModel]) -> tuple[Engin
             )
     named = {
         name: VllmModel(
-            name=name, weights=model.weights, context_tokens_max=model.spec.context_tokens_max, chat_template=model.chat_template
+            name=name,
+            weights=model.weights,
+            context_tokens_max=model.spec.context_tokens_max,
+            chat_template=model.chat_template,
+            policy=agent.engine_policy,
+            policy_options=agent.engine_policy_options,
         )
         for name, model in models.items()
     }

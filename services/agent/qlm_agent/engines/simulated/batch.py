@@ -1,4 +1,4 @@
-"""Continuous batching, step by step: chunked prefill, paged KV, preemption by recomputation. Pure; seconds are passed in.
+"""Continuous batching, step by step: chunked prefill, paged KV, preemption by recomputation or with KV kept. Pure; seconds are passed in.
 
 A step gives every decoding run one token and spends at most `prefill_chunk_tokens` on prefills. A run takes KV for its whole prefill when
 it is admitted and one block whenever a decode step crosses into a new one. When the blocks of the next step are not free, the policy's
@@ -10,117 +10,168 @@ Costs O(1) a step while runs only decode (see `DecodingRuns`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from qlm_agent.engines.policy import EnginePolicy, SequenceView
-from qlm_agent.engines.port import EngineFailure, FailureKind
-from qlm_agent.engines.simulated.decoding import DecodingRuns
-from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
+from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence
+from qlm_agent.engines.simulated.batch_state import BatchState
+from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, blocks_for
+from qlm_agent.engines.simulated.paused_kv import PausedKv
+from qlm_agent.engines.simulated.scheduling import Scheduling
 from qlm_agent.engines.simulated.sequences import Phase, Progress, RunState
 
 StepDuration = Callable[[int, int, Sequence[tuple[int, int]]], float]
 """Seconds of a step: decoding runs, their context tokens, prefill chunks as (tokens before, tokens)."""
 
-WATERMARK = 0.01
-"""Share of the blocks that admission leaves free while others run, so that a new run is not preempted at once."""
-
 
 class SimulatedBatch:
-    """The runs of one active model. Times of calls never decrease."""
+    """The runs of one active model, and its view for the policy, which is reset. Times of calls never decrease. `expected_step_s`: of a
+    step before its noise, default `step_s`. `kv_swap_s`: of copying so many tokens of paused KV to host memory or back, of which
+    `host_kv_tokens` fit there."""
 
     def __init__(
-        self, *, step_s: StepDuration, kv_capacity_tokens: int, batch_max: int, prefill_chunk_tokens: int, policy: EnginePolicy
+        self,
+        *,
+        step_s: StepDuration,
+        kv_capacity_tokens: int,
+        batch_max: int,
+        prefill_chunk_tokens: int,
+        policy: EnginePolicy,
+        model: str = "",
+        expected_step_s: StepDuration | None = None,
+        kv_swap_s: Callable[[int], float] = lambda tokens: 0.0,
+        host_kv_tokens: int = 0,
     ) -> None:
-        self.preemptions = 0
-        self.kv = KvBlocks(kv_capacity_tokens)
+        self.model = model
+        self.seats = batch_max
+        self.step_tokens_max = prefill_chunk_tokens
+        self.expected_step_s = expected_step_s or step_s
         self._step_s = step_s
-        self._batch_max = batch_max
-        self._chunk_tokens = prefill_chunk_tokens
-        self._policy = policy
-        self._runs: dict[str, RunState] = {}
-        self._waiting: list[RunState] = []
-        self._reorder_at_s: float | None = None
-        self._changed = False  # the waiting runs differ from those that the policy ordered
-        self._prefilling: dict[str, RunState] = {}
-        self._decoding = DecodingRuns()
-        self._restoring: dict[str, RunState] = {}  # hold KV that is being filled
-        self._rejoining: list[RunState] = []  # decode from the next step on
-        self._news: dict[str, RunState] = {}
-        self._time_s = 0.0  # simulated up to here
+        self._state = BatchState(kv_capacity_tokens=kv_capacity_tokens, batch_max=batch_max)
+        self.kv = self._state.kv
+        self._paused_kv = PausedKv(self._state, policy.kv, kv_swap_s, host_kv_tokens // BLOCK_TOKENS)
+        self._scheduling = Scheduling(self._state, policy, self._paused_kv)
+        self._oracle = policy.oracle
+        self._pauses = policy.kv is KvRule.PROACTIVE
+        self._rejoining: list[RunState] = []
         self._last_step_s = 0.0
         self._step_end_s: float | None = None
         self._stirred = False  # decode from the next step on
         self._chunks: list[tuple[RunState, int]] = []  # prefills of the step under way
+        policy.reset(self)
+
+    @property
+    def preemptions(self) -> int:
+        return self._state.preemptions
 
     @property
     def running(self) -> int:
-        return len(self._prefilling) + len(self._decoding) + len(self._restoring)
+        return self._state.running
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._state.waiting) + len(self._state.held)
 
     @property
     def kv_used_tokens(self) -> int:
-        return self.kv.used * BLOCK_TOKENS
+        return self._state.kv.used * BLOCK_TOKENS
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self._state.kv.capacity * BLOCK_TOKENS
+
+    @property
+    def kv_free_tokens(self) -> int:
+        return self._state.kv.free * BLOCK_TOKENS
+
+    @property
+    def host_kv_tokens(self) -> int:
+        """KV of paused runs in host memory."""
+        return self._paused_kv.host_blocks * BLOCK_TOKENS
+
+    @property
+    def kv_stalled_s(self) -> float:
+        """Seconds that steps waited for copies of paused KV."""
+        return self._paused_kv.stalled_s
+
+    @property
+    def seats_free(self) -> int:
+        return self.seats - self._state.running
 
     @property
     def next_due_s(self) -> float | None:
         """The end of the step under way, or when the next can begin; None while only a call brings something to do."""
         if self._step_end_s is not None:
             return self._step_end_s
-        if self._stirred and self._runs:
-            return self._time_s
-        return self._reorder_at_s if self._waiting else None
+        if self._stirred and self._state.runs:
+            return self._state.time_s
+        return self._turn_s
+
+    @property
+    def _turn_s(self) -> float | None:
+        """When the policy changes the order by itself, or paused KV has arrived."""
+        if not (self._state.waiting or self._state.held):
+            return None
+        due_s, copied_s = self._scheduling.due_s, self._paused_kv.next_due_s
+        if copied_s is None or due_s is None:
+            return due_s if copied_s is None else copied_s
+        return min(due_s, copied_s) if due_s > self._state.time_s else copied_s
 
     def add(self, now_s: float, run: RunState) -> None:
         """Takes a waiting run; it is considered at the next step. One that can never fit fails."""
-        assert run.run_id not in self._runs, f"run {run.run_id} twice"
+        state = self._state
+        assert run.run_id not in state.runs, f"run {run.run_id} twice"
         self._take(now_s, run)
-        if blocks_for(run.prompt_tokens + run.produced) > self.kv.capacity:
-            self._fail(run)
+        run.arrived_s = run.waiting_since_s = now_s
+        run.true_tokens = run.target_tokens if self._oracle else 0
+        if blocks_for(run.prompt_tokens + run.produced_tokens) > state.kv.capacity:
+            state.fail(run)
             return
-        self._waiting.append(run)
-        self._changed = True
+        state.waiting.append(run)
+        state.changed = True
+        if self._pauses:
+            self._paused_kv.bursts.add(now_s, blocks_for(run.prompt_tokens + run.produced_tokens))
 
     def abort(self, run_id: str) -> None:
         """Drops a run and its unreported output; unknown ones are ignored."""
-        run = self._runs.pop(run_id, None)
-        self._news.pop(run_id, None)
+        state = self._state
+        run = state.runs.pop(run_id, None)
+        state.news.pop(run_id, None)
         if run is None or run.phase is Phase.REMOVED:
             return
-        if run.phase is Phase.WAITING:
-            self._waiting.remove(run)
-            self._changed = True
+        if run.phase is Phase.WAITING or run.phase is Phase.PAUSED:
+            state.remove_waiting(run)
+            if run.phase is Phase.PAUSED:
+                self._paused_kv.forget(run)
         elif run.phase is Phase.MOVING:
             self._unmove(run)
         else:
-            self._leave(run)
+            state.leave(run)
         run.phase = Phase.REMOVED
         self._stirred = True
 
     def decoding_tokens(self, run_id: str) -> int | None:
         """KV written of a decoding run; None for any other."""
-        run = self._decoding.runs.get(run_id)
-        return None if run is None else run.held_at(self._decoding.steps)
+        run = self._state.decoding.runs.get(run_id)
+        return None if run is None else run.held_at(self._state.decoding.steps)
 
     def detach(self, run_id: str) -> RunState:
         """Takes a decoding run out of the steps; of the step under way it gets no token. Its KV stays taken until `release`."""
-        run = self._decoding.runs[run_id]
-        held = self._decoding.stop(run)
+        state = self._state
+        run = state.decoding.runs[run_id]
+        held = state.decoding.stop(run)
         run.moving_blocks = blocks_for(held)
-        if self._step_end_s is not None:  # the block that the step writes to is taken already
-            self.kv.give_back(blocks_for(held + 1) - run.moving_blocks)
+        if state.stepping:  # the block that the step writes to is taken already
+            state.kv.give_back(blocks_for(held + 1) - run.moving_blocks)
         run.phase = Phase.MOVING
-        if run.produced > run.reported:
-            self._news[run.run_id] = run
+        if run.produced_tokens > run.reported:
+            state.news[run.run_id] = run
         self._stirred = True
         return run
 
     def release(self, run: RunState) -> None:
         """Frees the KV of a detached run, which leaves this batch."""
         assert run.phase is Phase.MOVING, run
-        del self._runs[run.run_id]
+        del self._state.runs[run.run_id]
         self._unmove(run)
         run.phase = Phase.OFFLOADED
         self._stirred = True
@@ -128,14 +179,15 @@ class SimulatedBatch:
     def attach(self, now_s: float, run: RunState) -> bool:
         """Takes the KV of an offloaded run; it decodes after `rejoin`. False where there is no seat or not enough KV."""
         assert run.phase is Phase.OFFLOADED, run
-        spare = self._spare_blocks()
-        if self.running >= self._batch_max or blocks_for(run.kv_tokens) + spare > self.kv.free:
+        state = self._state
+        if state.running >= self.seats or blocks_for(run.kv_tokens) + state.spare_blocks() > state.kv.free:
             return False
         self._take(now_s, run)
         run.phase = Phase.MOVING
+        run.note = -1
         run.moving_blocks = blocks_for(run.kv_tokens)
-        self.kv.take(run.moving_blocks)
-        self._restoring[run.run_id] = run
+        state.kv.take(run.moving_blocks)
+        state.restoring[run.run_id] = run
         return True
 
     def rejoin(self, run: RunState) -> None:
@@ -146,21 +198,23 @@ class SimulatedBatch:
 
     def skip_time(self, from_s: float, to_s: float) -> None:
         """No step advanced from one time to the other."""
+        state = self._state
         if self._step_end_s is None:
-            self._time_s = max(self._time_s, to_s)
+            state.time_s = max(state.time_s, to_s)
         else:
-            self._time_s += to_s - from_s
+            state.time_s += to_s - from_s
             self._step_end_s += to_s - from_s
 
     def advance(self, until_s: float) -> None:
         """Makes every step that ends by then."""
+        state = self._state
         while True:
             if self._step_end_s is None and not self._begin_step():
-                turn_s = self._reorder_at_s if self._waiting else None
-                if turn_s is not None and self._time_s < turn_s <= until_s:
-                    self._time_s = turn_s
+                turn_s = self._turn_s
+                if turn_s is not None and state.time_s < turn_s <= until_s:
+                    state.time_s = turn_s
                     continue
-                self._time_s = max(self._time_s, until_s)
+                state.time_s = max(state.time_s, until_s)
                 return
             assert self._step_end_s is not None
             if self._step_end_s > until_s:
@@ -169,57 +223,70 @@ class SimulatedBatch:
 
     def news(self) -> list[Progress]:
         """First tokens and ends since the last call; each reported once."""
-        steps = self._decoding.steps
-        progress = [self._report(run, run.produced_at(steps)) for run in self._news.values()]
-        self._news.clear()
+        state = self._state
+        progress = [self._report(run, run.produced_at(state.decoding.steps)) for run in state.news.values()]
+        state.news.clear()
         return progress
 
     def progress(self) -> list[Progress]:
         """All unreported output; each token once."""
-        progress, steps = self.news(), self._decoding.steps
-        progress += [self._report(run, made) for run in self._decoding.runs.values() if (made := run.produced_at(steps)) > run.reported]
+        decoding = self._state.decoding
+        progress, steps = self.news(), decoding.steps
+        progress += [self._report(run, made) for run in decoding.runs.values() if (made := run.produced_at(steps)) > run.reported]
         return progress
 
     def _take(self, now_s: float, run: RunState) -> None:
-        if self._step_end_s is None and not self._runs:
-            self._time_s = max(self._time_s, now_s)
-        self._runs[run.run_id] = run
+        state = self._state
+        if self._step_end_s is None and not state.runs:
+            state.time_s = max(state.time_s, now_s)
+        state.runs[run.run_id] = run
         self._stirred = True
 
     # A step -----------------------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> bool:
         """Plans the next step and its duration; False if there is nothing to do."""
+        state = self._state
         self._stirred = False
-        self._rejoin_runs()
-        self._apply_policy()
-        preempted = self._free_for_decode()
-        self.kv.take(self._decoding.blocks_needed)
-        budget = self._chunk_tokens
-        for run in self._prefilling.values():
+        if self._rejoining:
+            self._rejoin_runs()
+        if state.waiting or state.held:
+            self._paused_kv.settle(state.time_s)
+            self._scheduling.apply()
+        preempted = state.decoding.blocks_needed > state.kv.free and self._scheduling.free_for_decode()
+        state.kv.take(state.decoding.blocks_needed)
+        budget = self.step_tokens_max
+        for run in state.prefilling.values():
             budget -= self._schedule_chunk(run, budget)
         # A run that was just preempted is not admitted in the same step: it would take the blocks back.
-        while budget > 0 and not preempted and self._waiting and self._admits(self._waiting[0]):
-            run = self._waiting.pop(0)
-            self._admit(run)
+        while budget > 0 and not preempted and state.waiting and state.admits(state.waiting[0]):
+            run = state.waiting.pop(0)
+            state.admit(run)
             budget -= self._schedule_chunk(run, budget)
-        decoding = len(self._decoding)
+        decoding = len(state.decoding)
         if not decoding and not self._chunks:
             return False
         chunks = [(run.prefill_done, tokens) for run, tokens in self._chunks]
-        self._step_end_s = self._time_s + self._step_s(decoding, self._decoding.context_tokens + decoding, chunks)
+        self._step_end_s = state.time_s + self._step_s(decoding, state.decoding.context_tokens + decoding, chunks)
+        if self._paused_kv.stall_s:
+            self._step_end_s += self._paused_kv.take_stall_s()
+        state.stepping = True
         return True
 
     def _finish_step(self, end_s: float) -> None:
-        self._time_s = self._last_step_s = end_s
+        state = self._state
+        self._paused_kv.step_s = end_s - state.time_s
+        state.served_s += self._paused_kv.step_s
+        state.time_s = self._last_step_s = end_s
         self._step_end_s = None
-        for run in self._decoding.step():
-            self._end(run)
+        state.stepping = False
+        for run in state.decoding.step():
+            state.end(run)
         for run, tokens in self._chunks:
             if run.phase is Phase.PREFILL:
                 run.prefill_done += tokens
                 if run.prefill_done == run.prefill_tokens:
-                    self._join(run)
+                    state.join(run)
         self._chunks.clear()
 
     def _schedule_chunk(self, run: RunState, budget: int) -> int:
@@ -228,147 +295,22 @@ class SimulatedBatch:
             self._chunks.append((run, tokens))
         return tokens
 
-    def _admits(self, run: RunState) -> bool:
-        if self.running >= self._batch_max:
-            return False
-        return blocks_for(run.prompt_tokens + run.produced) + self._spare_blocks() <= self.kv.free
-
-    def _spare_blocks(self) -> int:
-        return round(self.kv.capacity * WATERMARK) if self.running else 0
-
-    def _admit(self, run: RunState) -> None:
-        run.phase = Phase.PREFILL
-        run.prefill_tokens = run.prompt_tokens + run.produced
-        run.prefill_done = 0
-        run.started_s = self._time_s if run.started_s is None else run.started_s
-        self.kv.take(blocks_for(run.prefill_tokens))
-        self._prefilling[run.run_id] = run
-
-    def _join(self, run: RunState) -> None:
-        """The end of a prefill gives the first token, and the run decodes from the next step on."""
-        del self._prefilling[run.run_id]
-        run.produced += 1
-        run.first_token_s = self._time_s if run.first_token_s is None else run.first_token_s
-        if run.reported == run.produced - 1:
-            self._news[run.run_id] = run
-        self._decoding.start(run)
-        if run.produced >= run.target_tokens:
-            self._end(run)
-
     def _rejoin_runs(self) -> None:
+        state = self._state
         for run in self._rejoining:
             if run.phase is Phase.MOVING:  # not aborted since
-                del self._restoring[run.run_id]
+                del state.restoring[run.run_id]
                 run.moving_blocks = 0
-                self._decoding.start(run)
+                run.residence = Residence.GPU
+                run.seated_at_s = state.served_s
+                state.decoding.start(run)
         self._rejoining.clear()
-
-    def _end(self, run: RunState) -> None:
-        self._leave(run)
-        run.phase = Phase.REMOVED
-        run.ended_s = self._time_s
-        self._news[run.run_id] = run
-
-    def _fail(self, run: RunState) -> None:
-        tokens = run.prompt_tokens + run.produced
-        message = f"{tokens} tokens need more KV than the {self.kv.capacity * BLOCK_TOKENS} tokens of this engine"
-        run.failure = EngineFailure(kind=FailureKind.KV_CAPACITY, message=message)
-        run.phase = Phase.REMOVED
-        self._news[run.run_id] = run
-
-    # KV ---------------------------------------------------------------------------------------------------------------
-
-    def _leave(self, run: RunState) -> None:
-        """Frees the KV of a running run and settles its output."""
-        if run.phase is Phase.PREFILL:
-            del self._prefilling[run.run_id]
-            self.kv.give_back(blocks_for(run.prefill_tokens))
-        else:
-            # In the middle of a step (abort) the block that the step writes to is taken already.
-            self.kv.give_back(blocks_for(self._decoding.stop(run) + (self._step_end_s is not None)))
 
     def _unmove(self, run: RunState) -> None:
         """Gives back the KV of a run that was being moved."""
-        self._restoring.pop(run.run_id, None)
-        self.kv.give_back(run.moving_blocks)
+        self._state.restoring.pop(run.run_id, None)
+        self._state.kv.give_back(run.moving_blocks)
         run.moving_blocks = 0
-
-    def _free_for_decode(self) -> bool:
-        """Preempts until the decode step fits; returns whether any run still waits for that."""
-        if self._decoding.blocks_needed <= self.kv.free:
-            return False
-        for run_id in self._policy.victims(self._time_s, self._views(self._running_runs())):
-            if self._decoding.blocks_needed <= self.kv.free:
-                break
-            self._preempt(self._runs[run_id])
-        return self.running > 0
-
-    def _preempt(self, run: RunState) -> None:
-        self._leave(run)
-        run.phase = Phase.WAITING
-        if blocks_for(run.prompt_tokens + run.produced) > self.kv.capacity:
-            self._fail(run)
-            return
-        self.preemptions += 1
-        run.preemptions += 1
-        self._waiting.insert(0, run)
-        self._changed = True
-
-    # Policy -----------------------------------------------------------------------------------------------------------
-
-    def _apply_policy(self) -> None:
-        due = self._reorder_at_s is not None and self._time_s >= self._reorder_at_s
-        if not self._waiting or not (self._changed or due):
-            return
-        self._order_waiting()
-        if self._make_room():
-            self._order_waiting()
-        self._changed = False
-        self._reorder_at_s = self._policy.next_wakeup_s(self._time_s)
-
-    def _order_waiting(self) -> None:
-        order = self._policy.order(self._time_s, self._views(self._waiting))
-        self._waiting = [self._runs[run_id] for run_id in order]
-
-    def _make_room(self) -> bool:
-        """Preempts for waiting runs by the policy; returns whether it did."""
-        waiting = self._waiting[:]
-        seats, blocks = self._batch_max - self.running, self.kv.free - self._decoding.blocks_needed - self._spare_blocks()
-        preempted = False
-        for position, run in enumerate(waiting):
-            needed = blocks_for(run.prompt_tokens + run.produced)
-            if seats < 1 or blocks < needed:
-                victims = self._victims_for(waiting[position:], 1 - seats, needed - blocks)
-                if not victims:
-                    break
-                for victim in victims:
-                    seats, blocks = seats + 1, blocks + self._given_back(victim)
-                    self._preempt(victim)
-                preempted = True
-            seats, blocks = seats - 1, blocks - needed
-        return preempted
-
-    def _victims_for(self, waiting: Sequence[RunState], seats: int, blocks: int) -> list[RunState]:
-        """As many of the policy's victims as give so many seats and blocks; none where all of them do not."""
-        chosen: list[RunState] = []
-        for run_id in self._policy.preempt(self._time_s, self._views(waiting), self._views(self._running_runs())):
-            chosen.append(self._runs[run_id])
-            blocks -= self._given_back(chosen[-1])
-            if len(chosen) >= seats and blocks <= 0:
-                return chosen
-        return []
-
-    def _given_back(self, run: RunState) -> int:
-        """Blocks that become free without a running run: its own, and the one of its next step."""
-        if run.phase is Phase.PREFILL:
-            return blocks_for(run.prefill_tokens)
-        return blocks_for(run.held_at(self._decoding.steps) + 1)
-
-    def _running_runs(self) -> list[RunState]:
-        return [*self._prefilling.values(), *self._decoding.runs.values()]
-
-    def _views(self, runs: Iterable[RunState]) -> list[SequenceView]:
-        return [run.view(self._decoding.steps) for run in runs]
 
     # Output -----------------------------------------------------------------------------------------------------------
 
@@ -376,7 +318,7 @@ class SimulatedBatch:
         start, run.reported = run.reported, max(run.reported, produced)
         done = run.phase is Phase.REMOVED
         if done:
-            self._runs.pop(run.run_id, None)
+            self._state.runs.pop(run.run_id, None)
         last_s = self._last_step_s if run.ended_s is None else run.ended_s
         first_s = run.first_token_s if start == run.resumed and run.first_token_s is not None else last_s
         started_s = last_s if run.started_s is None else run.started_s

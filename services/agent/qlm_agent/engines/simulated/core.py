@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qlm_agent.engines.policy import EnginePolicy
+from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.port import EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, FinishReason, Tier
 from qlm_agent.engines.simulated.answers import Answer, answer_to
 from qlm_agent.engines.simulated.batch import SimulatedBatch
@@ -167,6 +167,10 @@ class SimulatedCore:
                 batch_max=self._limits.batch_max,
                 prefill_chunk_tokens=self._limits.prefill_chunk_tokens,
                 policy=self._policy,
+                model=model,
+                expected_step_s=self._timings[model].expected_step_s,
+                kv_swap_s=self._timings[model].kv_swap_s,
+                host_kv_tokens=self._swap.host.capacity_bytes // self._models[model].profile.kv_bytes_per_token,
             )
 
     @property
@@ -202,7 +206,8 @@ class SimulatedCore:
             priority=request.priority,
             prompt_tokens=answer.prompt_tokens,
             target_tokens=answer.target_tokens,
-            produced=answer.resumed_tokens,
+            produced_tokens=answer.resumed_tokens,
+            max_tokens=request.output_tokens_max,
             resumed=answer.resumed_tokens,
             reported=answer.resumed_tokens,
         )

@@ -44,7 +44,7 @@ class DecodingRuns:
         held = run.held_at(self.steps)
         self.context_tokens -= held
         self._residues[self._residue(run)] -= 1
-        run.produced = run.produced_at(self.steps)
+        run.produced_tokens = run.produced_at(self.steps)
         run.joined_step = self.steps
         return held
 

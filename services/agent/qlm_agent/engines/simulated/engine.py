@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from qlm_agent.engines.policy import EnginePolicy
+from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.port import EngineOutput, EngineRequest, EngineStats, Tier
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.timing import InstanceNoise

@@ -5,65 +5,63 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from qlm_agent.engines.policy import SequenceView
+from qlm_agent.engines.policies.port import SequenceView
 from qlm_agent.engines.port import EngineFailure
 
 
 class Phase(Enum):
-    """Where a run is. MOVING and OFFLOADED runs are in no step; MOVING ones hold KV of the GPU."""
+    """Where a run is. PAUSED, MOVING and OFFLOADED runs are in no step; MOVING ones hold KV of the GPU."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
+    PAUSED = "paused"  # without a seat by the policy, with its KV (`residence`)
     MOVING = "moving"  # its KV is being copied to host memory or back
     OFFLOADED = "offloaded"
     REMOVED = "removed"
 
 
-@dataclass(slots=True, eq=False)
-class RunState:
-    """One run, mutable. While it decodes, `produced` is as of the decode step `joined_step`: every decoding run gets one token a step, so
-    it need not be updated in between."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class RunState(SequenceView):
+    """One run, mutable. While it decodes, `produced_tokens` is as of the decode step `joined_step`: every decoding run gets one token a
+    step, so it need not be updated in between; `settle` does, for a policy to read."""
 
-    run_id: str
-    arrival: int
-    deadline_s: float
-    priority: int
-    prompt_tokens: int
     target_tokens: int  # produced tokens at its end
-    produced: int
     resumed: int  # tokens of earlier attempts
     reported: int  # produced tokens that were reported
     phase: Phase = Phase.WAITING
     prefill_tokens: int = 0  # of this prefill, 0 before it
     prefill_done: int = 0
     joined_step: int = 0
-    moving_blocks: int = 0  # KV of the GPU while it is MOVING
-    preemptions: int = 0
+    seated_at_s: float = 0.0  # `served_s` of the batch, as of `served_s`
+    moving_blocks: int = 0  # KV of the GPU while it is MOVING or PAUSED
     started_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
     failure: EngineFailure | None = None
 
-    def view(self, decode_steps: int) -> SequenceView:
-        return SequenceView(
-            run_id=self.run_id,
-            arrival=self.arrival,
-            deadline_s=self.deadline_s,
-            priority=self.priority,
-            prompt_tokens=self.prompt_tokens,
-            produced_tokens=self.produced_at(decode_steps),
-            preemptions=self.preemptions,
-        )
+    @property
+    def prefill_left_tokens(self) -> int:
+        """See SequenceView."""
+        if self.phase is Phase.PREFILL:
+            return self.prefill_tokens - self.prefill_done
+        return 0 if self.residence else self.prompt_tokens + self.produced_tokens
+
+    def settle(self, decode_steps: int, served_s: float) -> None:
+        """Brings a running run up to date, after so many decode steps and seconds of steps of the batch."""
+        self.produced_tokens = self.produced_at(decode_steps)
+        self.joined_step = decode_steps
+        self.served_s += served_s - self.seated_at_s
+        self.seated_at_s = served_s
 
     @property
     def kv_tokens(self) -> int:
         """KV written while it does not decode (of its last token none is), or at its addition."""
-        return self.prompt_tokens + self.produced - 1
+        return self.prompt_tokens + self.produced_tokens - 1
 
     def produced_at(self, decode_steps: int) -> int:
         """Tokens produced after so many decode steps of the engine."""
-        return self.produced + (decode_steps - self.joined_step if self.phase is Phase.DECODE else 0)
+        return self.produced_tokens + (decode_steps - self.joined_step if self.phase is Phase.DECODE else 0)
 
     def held_at(self, decode_steps: int) -> int:
         """Tokens of KV written: the next step writes that of the last token."""
@@ -71,7 +69,7 @@ class RunState:
 
     def end_step(self) -> int:
         """The decode step that makes its last token."""
-        return self.joined_step + self.target_tokens - self.produced
+        return self.joined_step + self.target_tokens - self.produced_tokens
 
 
 @dataclass(slots=True)

@@ -57,6 +57,10 @@ class StepTiming:
 
     def step_s(self, sequences: int, context_tokens: int, prefills: Sequence[tuple[int, int]]) -> float:
         """One step: `sequences` decode over `context_tokens` in all; `prefills` are (tokens before the chunk, tokens of the chunk)."""
+        return self.expected_step_s(sequences, context_tokens, prefills) * self._noise.factor()
+
+    def expected_step_s(self, sequences: int, context_tokens: int, prefills: Sequence[tuple[int, int]]) -> float:
+        """A step without bias and noise."""
         profile = self._profile
         if sequences:
             # The prefill rides along: the weights are read once, by the decode part.
@@ -66,7 +70,7 @@ class StepTiming:
         for before, tokens in prefills:
             quadratic = ATTENTION_SHARE * ((before + tokens) ** 2 - before**2)
             ms += profile.prefill_ms_per_token * (tokens + quadratic)
-        return ms * self._scale * self._noise.factor()
+        return ms * self._scale
 
     def disk_to_host_s(self) -> float:
         """Reading the weights into host memory."""

@@ -13,6 +13,9 @@ class Link:
     def __init__(self) -> None:
         self._free_at_s = 0.0
 
+    def is_free(self, now_s: float) -> bool:
+        return self._free_at_s <= now_s
+
     def carry(self, now_s: float, took_s: float) -> float:
         """Books a transfer of so many seconds; returns when it is over."""
         self._free_at_s = max(self._free_at_s, now_s) + took_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from qlm_agent.engines.port import ModelLoadFailed
@@ -20,12 +20,15 @@ contexts and graphs), so its own 0.92 would be too much after some of them. With
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmModel:
-    """A served model. `weights`: its folder; `chat_template`: a path, "" for its own."""
+    """A served model. `weights`: its folder; `chat_template`: a path, "" for its own; `policy`: name of the engine policy, "" for the
+    plug-in's default, made with `policy_options`."""
 
     name: str
     weights: str
     context_tokens_max: int
     chat_template: str = ""
+    policy: str = ""
+    policy_options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
 def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, batch_max: int, n_gpu: int) -> LoadPlan:
@@ -63,8 +66,8 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
         kv_bytes_per_token=per_token,
         chat_template=model.chat_template,
         host_kv_bytes=math.floor(settings.host_kv_gb * 1e9),
-        policy=settings.policy,
-        policy_options=settings.policy_options,
+        policy=model.policy,
+        policy_options=dict(model.policy_options),
         device_bytes=folder.weights_bytes // gpus + kv_bytes,
     )
 

@@ -37,8 +37,6 @@ class VllmSettings(Section):
         True,
         description="cuda: whether a model that leaves the GPU and host memory keeps its process, asleep without weights (level 2).",
     )
-    policy: str = Field("", description="Order inside the engine, as module.Class; empty: the most urgent first.")
-    policy_options: dict[str, bool | int | float | str] = Field(default_factory=dict, description="Keyword arguments of that class.")
     step_timeout_s: Seconds = Field(60.0, description="After so long without an answer a process with work counts as hung and is killed.")
     load_timeout_s: Seconds = Field(600.0, description="Longest load of a model.")
     restarts_max: Count = Field(5, description="How often in a row the active model's process is started again before the agent gives up.")

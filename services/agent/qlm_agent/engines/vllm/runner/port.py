@@ -37,7 +37,7 @@ class VllmProcessEnded(RuntimeError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
     """The load of a process. `engine`: arguments of vllm.EngineArgs. `context_tokens`: of the model; the engine's own `max_model_len` is
-    less if KV holds less. `weights`: its folder. `host_kv_bytes`: 0 to never offload. `policy`: dotted name of the order inside the engine,
+    less if KV holds less. `weights`: its folder. `host_kv_bytes`: 0 to never offload. `policy`: name of the policy inside the engine,
     "" for its default, made with `policy_options`. `device_bytes`: least bytes of weights and KV on one device."""
 
     weights: str

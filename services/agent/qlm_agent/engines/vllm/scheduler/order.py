@@ -1,8 +1,9 @@
 """The policy port in charge of vLLM's waiting order and preemption, in the same step.
 
 vLLM's scheduler takes waiting requests from the front of a queue and, when KV is short, victims from the back of its running list. So the
-policy orders both before each step, and preempts its victims; the rest of the step is vLLM's own. A preempted request keeps its tokens and
-sampling state and computes its KV again, or finds it in the prefix cache.
+policy orders both before each step, and preempts its victims; the rest of the step is vLLM's own. Requests that the policy holds back
+leave the queue during the step. A preempted or paused request keeps its tokens and sampling state and computes its KV again, or finds it
+in the prefix cache.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
-from qlm_agent.engines.policy import SequenceView
-from qlm_agent.engines.vllm.scheduler.views import RequestUrgency, policy_of, urgency_of, view_of
+from qlm_agent.engines.policies.port import Sequences
+from qlm_agent.engines.vllm.scheduler.engine_view import SchedulerView
+from qlm_agent.engines.vllm.scheduler.views import RequestService, RequestUrgency, policy_of, urgency_of, view_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -37,8 +39,11 @@ class PolicyScheduling(Scheduler):
             raise ValueError("QLM's scheduler does not support speculative decoding: leave speculative_config out")
         self.engine_policy = policy_of(self.vllm_config.additional_config)
         self.preemptions = 0
+        self._view = SchedulerView(self)
+        self.engine_policy.reset(self._view)
         self._urgencies: dict[str, RequestUrgency] = {}  # by vLLM's request id, as the next
-        self._preempted: dict[str, int] = {}
+        self._services: dict[str, RequestService] = {}
+        self._held: list[Request] = []  # out of the queue while vLLM schedules
         self._by_run_id: dict[str, str] = {}
         self._arrivals = 0
         self._unordered = False  # requests wait that the policy has not ordered
@@ -54,18 +59,32 @@ class PolicyScheduling(Scheduler):
             self._arrivals += 1
             self._urgencies[request.request_id] = urgency
             self._by_run_id[urgency.run_id] = request.request_id
+            now_s = time.monotonic()
+            self._services[request.request_id] = RequestService(arrived_s=now_s, waiting_since_s=now_s)
         super().add_request(request)
         self._unordered = True
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = time.monotonic()
+        step_s = self._view.step_began(now_s, idle=not self.running)
+        for request in self.running:
+            self._services[request.request_id].served_s += step_s
         self._apply_policy(now_s)
         self._order_victims(now_s)
-        return super().schedule(throttle_prefills)
+        for request in self._held:
+            self.waiting.remove_request(request)
+        try:
+            output = super().schedule(throttle_prefills)
+        finally:
+            self.waiting.extend(self._held)
+        self._view.step_scheduled(output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
+        return output
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         super()._preempt_request(request, timestamp, drop_stale_output)
-        self._preempted[request.request_id] = self._preempted.get(request.request_id, 0) + 1
+        service = self._services[request.request_id]
+        service.preemptions += 1
+        service.waiting_since_s = time.monotonic()
         self.preemptions += 1
         self._unordered = True
 
@@ -73,7 +92,8 @@ class PolicyScheduling(Scheduler):
         urgency = self._urgencies.pop(request.request_id, None)
         if urgency is not None:
             del self._by_run_id[urgency.run_id]
-        self._preempted.pop(request.request_id, None)
+        self._services.pop(request.request_id, None)
+        self._held = [held for held in self._held if held is not request]
         self._unordered = True  # with the room that it leaves, the victims may suffice
         return super()._free_request(request, delay_free_blocks)
 
@@ -81,6 +101,8 @@ class PolicyScheduling(Scheduler):
 
     def _apply_policy(self, now_s: float) -> None:
         due = self._reorder_at_s is not None and now_s >= self._reorder_at_s
+        if not self.waiting:
+            self._held = []
         if not self.waiting or not (self._unordered or due):
             return
         # No room is made for a request without its grammar or in a paused engine, and neither change is signalled.
@@ -88,14 +110,19 @@ class PolicyScheduling(Scheduler):
             request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and not _has_grammar(request) for request in self.waiting
         )
         self._order_waiting(now_s)
+        for request in self._to_pause(now_s):
+            self._take_seat(request, now_s)
+            self._held.append(request)
         if self._make_room(now_s):
             self._order_waiting(now_s)
         self._unordered = compiling or self._pause_state is not PauseState.UNPAUSED
         self._reorder_at_s = self.engine_policy.next_wakeup_s(now_s)
 
     def _order_waiting(self, now_s: float) -> None:
-        ranks = self._ranks(self.engine_policy.order(now_s, self._views(list(self.waiting))))
+        ranks = self._ranks(self.engine_policy.order(now_s, self._views(list(self.waiting)), self._views(self.running)))
         ordered = sorted(self.waiting, key=lambda request: ranks.get(request.request_id, len(ranks)))
+        # A policy that holds all back while nothing runs would stop the engine.
+        self._held = [request for request in ordered[not self.running :] if request.request_id not in ranks]
         self.waiting.clear()
         self.waiting.extend(ordered)
 
@@ -111,8 +138,21 @@ class PolicyScheduling(Scheduler):
     def _ranks(self, run_ids: Sequence[str]) -> dict[str, int]:
         return {self._by_run_id[run_id]: rank for rank, run_id in enumerate(run_ids) if run_id in self._by_run_id}
 
-    def _views(self, requests: Sequence[Request]) -> list[SequenceView]:
-        return [view_of(request, self._urgencies[request.request_id], self._preempted.get(request.request_id, 0)) for request in requests]
+    def _views(self, requests: Sequence[Request]) -> Sequences:
+        return Sequences(
+            lambda: [view_of(request, self._urgencies[request.request_id], self._services[request.request_id]) for request in requests]
+        )
+
+    def _to_pause(self, now_s: float) -> list[Request]:
+        running = {request.request_id: request for request in self.running if self._may_be_preempted(request)}
+        named = self.engine_policy.pause(now_s, self._views(list(self.waiting)), self._views(list(running.values())))
+        return [running[request_id] for request_id in self._ranks(named) if request_id in running]
+
+    def _take_seat(self, request: Request, now_s: float) -> None:
+        """Preempts a request for the policy."""
+        self.running.remove(request)
+        self.prev_step_scheduled_req_ids.discard(request.request_id)
+        self._preempt_request(request, now_s)
 
     # Room -------------------------------------------------------------------------------------------------------------
 
@@ -122,7 +162,8 @@ class PolicyScheduling(Scheduler):
             return False
         seats = self._seats_free()
         blocks = self._blocks_free() - self._blocks_promised()
-        ready = [request for request in self.waiting if not self._is_held_back(request)]
+        held = {request.request_id for request in self._held}
+        ready = [request for request in self.waiting if request.request_id not in held and not self._is_held_back(request)]
         preempted = False
         for position, request in enumerate(ready):
             needed = self._blocks_needed(request)
@@ -134,9 +175,7 @@ class PolicyScheduling(Scheduler):
                 for victim in victims:
                     seats += 1
                     blocks += self._blocks_given_back(victim)
-                    self.running.remove(victim)
-                    self.prev_step_scheduled_req_ids.discard(victim.request_id)
-                    self._preempt_request(victim, now_s)
+                    self._take_seat(victim, now_s)
             seats -= 1
             blocks -= needed
         return preempted

@@ -142,7 +142,7 @@ class KvSwapScheduling(PolicyScheduling):
         self.waiting.remove_request(request)
         del request.events[known:]
         self.preemptions -= 1  # it is none: nothing is lost
-        self._preempted[request.request_id] -= 1
+        self._services[request.request_id].preemptions -= 1
         self._away[request.request_id] = computed
         request.next_decode_eligible_step = 0
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from math import inf
 from typing import Any
 
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
-from qlm_agent.engines.policy import EnginePolicy, SequenceView
+from qlm_agent.engines.policies.port import EnginePolicy, Residence, SequenceView
+from qlm_agent.engines.policies.registry import engine_policy
 
 EXTRA_KEY = "qlm"
 """Key in `SamplingParams.extra_args` (see `RequestUrgency`) and `additional_config` (see `policy_of`)."""
 
-DEFAULT_POLICY = "qlm_agent.engines.policy.UrgencyFirst"
+DEFAULT_POLICY = "edf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,17 @@ def urgency_of(request: Request, count: int) -> RequestUrgency:
     )
 
 
-def view_of(request: Request, urgency: RequestUrgency, preemptions: int) -> SequenceView:
+@dataclass(slots=True, kw_only=True)
+class RequestService:
+    """A request in this engine. Times as in SequenceView."""
+
+    arrived_s: float
+    waiting_since_s: float
+    served_s: float = 0.0
+    preemptions: int = 0
+
+
+def view_of(request: Request, urgency: RequestUrgency, service: RequestService) -> SequenceView:
     return SequenceView(
         run_id=urgency.run_id,
         arrival=urgency.arrival,
@@ -49,18 +59,16 @@ def view_of(request: Request, urgency: RequestUrgency, preemptions: int) -> Sequ
         priority=urgency.priority,
         prompt_tokens=request.num_prompt_tokens,
         produced_tokens=request.num_output_tokens,
-        preemptions=preemptions,
+        preemptions=service.preemptions,
+        arrived_s=service.arrived_s,
+        waiting_since_s=service.waiting_since_s,
+        served_s=service.served_s,
+        max_tokens=request.max_tokens,
+        residence=Residence.GPU if request.status is RequestStatus.RUNNING else Residence.NONE,
     )
 
 
 def policy_of(additional_config: Mapping[str, Any]) -> EnginePolicy:
-    """Builds the policy of `additional_config["qlm"]`: `policy`, a dotted name, made with `policy_options`. Raises ValueError without
-    one."""
+    """Builds the policy of `additional_config["qlm"]`: `policy`, its name, made with `policy_options`. Raises ValueError without one."""
     options = dict(additional_config.get(EXTRA_KEY) or {})
-    name = str(options.get("policy") or DEFAULT_POLICY)
-    module, _, attribute = name.rpartition(".")
-    try:
-        policy: EnginePolicy = getattr(import_module(module), attribute)(**(options.get("policy_options") or {}))
-    except (ImportError, AttributeError, TypeError, ValueError) as problem:
-        raise ValueError(f"engine policy {name}: {problem}") from problem
-    return policy
+    return engine_policy(str(options.get("policy") or DEFAULT_POLICY), options.get("policy_options") or {})

@@ -1,0 +1,1 @@
+"""The policies inside an engine: the port, and one module a family."""
