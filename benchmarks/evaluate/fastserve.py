@@ -181,7 +181,8 @@ def skip_join(plan: Plan) -> Iterator[Row]:
 
 
 def _scaled(tokens: NDArray[np.int64], mean: float) -> NDArray[np.int64]:
-    return np.maximum(1, np.rint(tokens * mean / tokens.mean()).astype(np.int64))
+    scaled: NDArray[np.int64] = np.maximum(1, np.rint(tokens * mean / tokens.mean()).astype(np.int64))
+    return scaled
 
 
 def kv_rules(plan: Plan) -> Iterator[Row]:

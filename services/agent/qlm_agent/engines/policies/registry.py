@@ -10,12 +10,14 @@ from qlm_agent.engines.policies.arrival import FirstComeFirstServed, StaticBatch
 from qlm_agent.engines.policies.feedback import FastServe, MlfqNaive
 from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.policies.seats import FixedPriority
+from qlm_agent.engines.policies.slo_batches import SloOdbs
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 
 ENGINE_POLICIES: Mapping[str, Callable[..., EnginePolicy]] = {
     "fcfs": FirstComeFirstServed,
     "edf": UrgencyFirst,
     "static": StaticBatches,
+    "slo-odbs": SloOdbs,
     "fastserve": FastServe,
     "mlfq-naive": MlfqNaive,
     "fixed-priority": FixedPriority,
