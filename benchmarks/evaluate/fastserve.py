@@ -8,8 +8,10 @@ is beyond what the server can do, and what waits grows with time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -30,17 +32,26 @@ MODELS = {"OPT-13B": 1, "OPT-66B": 4, "OPT-175B": 16}
 JOBS_LEAST = 100
 RATIOS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
 """Prompt over answer (figure 14)."""
+STEPS = 4
+"""Rates in a doubling."""
+REACH = 7
+"""Doublings of the steps that a search goes from its base: 63 steps."""
+RATE_CLAIMS: Mapping[str, Mapping[tuple[str, str], tuple[float, float]]] = {
+    "sharegpt": {("mean", "fcfs"): (2.0, 4.0), ("p95", "fcfs"): (1.5, 2.8), ("mean", "static"): (31.5, 74.9)},
+    "alpaca": {("mean", "fcfs"): (1.6, 2.0), ("mean", "static"): (9.5, 15.8)},
+}
+GOODPUT_CLAIMS = {5: (1.77, 2.59), 10: (1.83, 3.01), 20: (2.05, 3.15)}
+"""Of first come first served and FastServe, by multiple of the SLO."""
 ORDERED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`duration_s`: how long jobs arrive, at least JOBS_LEAST of them. `steps`: halvings of a search for a rate."""
+    """`duration_s`: how long jobs arrive, at least JOBS_LEAST of them."""
 
     traces: Path | None
     seeds: tuple[int, ...]
     duration_s: float
-    steps: int
     models: tuple[str, ...]
     only: tuple[str, ...]
     say: Callable[[str], None]
@@ -52,34 +63,58 @@ class Plan:
         return jobs(source, rate=rate, duration_s=max(self.duration_s, JOBS_LEAST / rate), seed=seed)
 
 
-Metric = Callable[[Served], float]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """At one rate. `late`: shares of jobs outside of so many times the SLO."""
+
+    mean_s: float
+    p95_s: float
+    late: Mapping[int, float]
+
+
+class Curve:
+    """What one policy does by rate, with one seed. Rates are `base` times steps of 2^(1/STEPS); each is served once."""
+
+    def __init__(self, plan: Plan, source: Lengths, on: Server, policy: str, seed: int) -> None:
+        self._plan, self._source, self._on, self._policy, self._seed = plan, source, on, policy, seed
+        self._base = capacity(source, on)
+        self._points: dict[int, Point] = {}
+
+    def rate(self, figure: Callable[[Point], float], limit: float) -> float:
+        """Jobs a second at which a growing figure crosses its limit, between two steps; the end of the range where it does not."""
+        low = high = 0
+        grows = figure(self._at(0)) <= limit
+        for step in [2**power - 1 for power in range(1, REACH)]:
+            low, high = (high, step) if grows else (-step, low)
+            if (figure(self._at(high if grows else low)) <= limit) is not grows:
+                break
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if figure(self._at(middle)) <= limit else (low, middle)
+        below, above = figure(self._at(low)), figure(self._at(high))
+        share = min(1.0, max(0.0, (limit - below) / (above - below))) if above > below else 0.0
+        return float(self._base * 2.0 ** ((low + share) / STEPS))
+
+    def _at(self, step: int) -> Point:
+        if step not in self._points:
+            arriving = self._plan.jobs(self._source, self._base * 2.0 ** (step / STEPS), self._seed)
+            self._points[step] = self._point(serve(arriving, self._on, self._policy))
+        return self._points[step]
+
+    def _point(self, served: Served) -> Point:
+        expected_s, arriving = self._on.timing().expected_step_s, served.jobs
+        prefills_s = np.array([expected_s(0, 0, ((0, tokens),)) for tokens in arriving.prompts.tolist()])
+        decodes_s = (served.end_s - served.first_s) / np.maximum(arriving.outputs - 1, 1)
+        times = np.maximum((served.first_s - arriving.arrived_s) / prefills_s, decodes_s / expected_s(1, 100, ()))
+        return Point(
+            mean_s=mean_token_s(served),
+            p95_s=float(np.percentile(served.token_latency_s, 95)),
+            late={limit: float((times > limit).mean()) for limit in GOODPUT_CLAIMS},
+        )
 
 
 def mean_token_s(served: Served) -> float:
     return float(served.token_latency_s.mean())
-
-
-def p95_token_s(served: Served) -> float:
-    return float(np.percentile(served.token_latency_s, 95))
-
-
-def highest_rate(plan: Plan, source: Lengths, on: Server, policy: str, seed: int, good: Callable[[Served], bool], start: float) -> float:
-    """Jobs a second up to which a server is good: within `start` / 64 to 64 `start`, to one part in 2^steps of a doubling."""
-
-    def holds(rate: float) -> bool:
-        return good(serve(plan.jobs(source, rate, seed), on, policy))
-
-    low = high = start
-    if holds(start):
-        while high < 64 * start and holds(high := 2 * low):
-            low = high
-    else:
-        while low > start / 64 and not holds(low := high / 2):
-            high = low
-    for _ in range(plan.steps):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return float((low * high) ** 0.5)
 
 
 def capacity(source: Lengths, on: Server) -> float:
@@ -90,63 +125,31 @@ def capacity(source: Lengths, on: Server) -> float:
 
 
 def rates(plan: Plan) -> Iterator[Row]:
-    """Figures 11 and 12: rates at SLO_S a token."""
-    claims = {
-        ("sharegpt", "fcfs", "mean"): (2.0, 4.0),
-        ("alpaca", "fcfs", "mean"): (1.6, 2.0),
-        ("sharegpt", "static", "mean"): (31.5, 74.9),
-        ("alpaca", "static", "mean"): (9.5, 15.8),
-        ("sharegpt", "fcfs", "p95"): (1.5, 2.8),
-    }
-    for model in plan.models:
-        on = server(model, MODELS[model], seats=SEATS)
-        for data, metric, measure in (
-            ("sharegpt", "mean", mean_token_s),
-            ("alpaca", "mean", mean_token_s),
-            ("sharegpt", "p95", p95_token_s),
-        ):
-            source = plan.lengths(data)
-            start = capacity(source, on)
-            found: dict[str, tuple[float, ...]] = {}
-            for policy in ("fastserve", "fcfs", "static") if metric == "mean" else ("fastserve", "fcfs"):
-                found[policy] = tuple(
-                    highest_rate(plan, source, on, policy, seed, lambda served, of=measure: of(served) <= SLO_S, start)  # type: ignore[misc]
-                    for seed in plan.seeds
-                )
-                plan.say(f"{model} {data} {metric} {policy}: {np.mean(found[policy]):.2f} jobs/s at {SLO_S} s a token")
-            for policy in found:
-                if policy != "fastserve":
-                    ours = tuple(ours / other for ours, other in zip(found["fastserve"], found[policy], strict=True))
-                    name = f"rate_{metric}_over_{policy}_{data}_{model}"
-                    note = f"fastserve {np.mean(found['fastserve']):.2f}, {policy} {np.mean(found[policy]):.2f} jobs/s"
-                    yield Row(name=name, claim=claims[data, policy, metric], ours=ours, note=note)
+    """Figures 11 and 12: rates at SLO_S a token; figure 13: jobs a second of which 95% have a first token within k times the time of their
+    prefill alone, and further ones within k times a decode step alone."""
+    for model, data in product(plan.models, RATE_CLAIMS):
+        on, source = server(model, MODELS[model], seats=SEATS), plan.lengths(data)
+        curves = {policy: [Curve(plan, source, on, policy, seed) for seed in plan.seeds] for policy in ("fastserve", "fcfs", "static")}
+        for (of, other), claim in RATE_CLAIMS[data].items():
+            found = [_rates(curves[policy], attrgetter(f"{of}_s"), SLO_S) for policy in ("fastserve", other)]
+            plan.say(f"{model} {data} {of} at {SLO_S} s a token, fastserve and {other}: {found} jobs/s")
+            yield _over(f"rate_{of}_over_{other}_{data}_{model}", claim, *found)
+        if (model, data) == ("OPT-13B", "sharegpt"):
+            for times, (fcfs_claim, fastserve_claim) in GOODPUT_CLAIMS.items():
+                fcfs, fastserve = (_rates(curves[policy], lambda point, k=times: point.late[k], 0.05) for policy in ("fcfs", "fastserve"))  # type: ignore[misc]
+                plan.say(f"goodput at {times} x SLO: fcfs {fcfs}, fastserve {fastserve} jobs/s")
+                yield Row(name=f"goodput_{times}x_fcfs", claim=(fcfs_claim, fcfs_claim), ours=fcfs, note="jobs/s")
+                yield Row(name=f"goodput_{times}x_fastserve", claim=(fastserve_claim, fastserve_claim), ours=fastserve, note="jobs/s")
+                yield _over(f"goodput_{times}x_over_fcfs", (1.46, 1.64), fastserve, fcfs)
 
 
-def goodput(plan: Plan) -> Iterator[Row]:
-    """Figure 13: jobs a second of which 95% have a first token within k times the time of their prefill alone, and further ones within k
-    times a decode step alone."""
-    on = server("OPT-13B", 1, seats=SEATS)
-    source = plan.lengths("sharegpt")
-    expected_s = on.timing().expected_step_s
-    claims = {5: (1.77, 2.59), 10: (1.83, 3.01), 20: (2.05, 3.15)}
-    for times, (fcfs, fastserve) in claims.items():
+def _rates(curves: Sequence[Curve], figure: Callable[[Point], float], limit: float) -> tuple[float, ...]:
+    return tuple(curve.rate(figure, limit) for curve in curves)
 
-        def good(served: Served, times: float = times) -> bool:
-            jobs = served.jobs
-            prefills_s = np.array([expected_s(0, 0, ((0, int(tokens)),)) for tokens in jobs.prompts])
-            decodes_s = (served.end_s - served.first_s) / np.maximum(jobs.outputs - 1, 1)
-            kept = (served.first_s - jobs.arrived_s <= times * prefills_s) & (decodes_s <= times * expected_s(1, 100, ()))
-            return bool(kept.mean() >= 0.95)
 
-        found = {
-            policy: tuple(highest_rate(plan, source, on, policy, seed, good, capacity(source, on)) for seed in plan.seeds)
-            for policy in ("fcfs", "fastserve")
-        }
-        plan.say(f"goodput at {times} x SLO: {found}")
-        yield Row(name=f"goodput_{times}x_fcfs", claim=(fcfs, fcfs), ours=found["fcfs"], note="jobs/s")
-        yield Row(name=f"goodput_{times}x_fastserve", claim=(fastserve, fastserve), ours=found["fastserve"], note="jobs/s")
-        ours = tuple(one / other for one, other in zip(found["fastserve"], found["fcfs"], strict=True))
-        yield Row(name=f"goodput_{times}x_over_fcfs", claim=(1.46, 1.64), ours=ours)
+def _over(name: str, claim: tuple[float, float], ours: tuple[float, ...], others: tuple[float, ...]) -> Row:
+    ratios = tuple(one / other for one, other in zip(ours, others, strict=True))
+    return Row(name=name, claim=claim, ours=ratios, note=f"{np.mean(ours):.2f} against {np.mean(others):.2f} jobs/s")
 
 
 def skip_join(plan: Plan) -> Iterator[Row]:
@@ -181,8 +184,7 @@ def skip_join(plan: Plan) -> Iterator[Row]:
 
 
 def _scaled(tokens: NDArray[np.int64], mean: float) -> NDArray[np.int64]:
-    scaled: NDArray[np.int64] = np.maximum(1, np.rint(tokens * mean / tokens.mean()).astype(np.int64))
-    return scaled
+    return np.asarray(np.maximum(np.rint(tokens * mean / tokens.mean()), 1.0), np.int64)
 
 
 def kv_rules(plan: Plan) -> Iterator[Row]:
@@ -251,7 +253,6 @@ def order_ms(plan: Plan) -> Iterator[Row]:
 PARTS: Mapping[str, Callable[[Plan], Iterator[Row]]] = {
     "order": order_ms,
     "kv_peak": kv_peak,
-    "goodput": goodput,
     "skip_join": skip_join,
     "kv_rules": kv_rules,
     "rates": rates,

@@ -163,6 +163,19 @@ def test_every_run_ends_whatever_arrives(
     assert (batch.kv_used_tokens, batch.host_kv_tokens, batch.waiting) == (0, 0, 0)
 
 
+def test_the_agent_cannot_offload_a_paused_run() -> None:
+    """One owner of preemption: what the policy paused the agent's eviction leaves alone."""
+    batch = make(engine_policy("fastserve", {}), batch_max=1)
+    for name in ("1", "2"):
+        batch.add(0.0, run(name, 50, 50))
+    batch.advance(1.0)
+    decoding = [name for name in ("1", "2") if batch.decoding_tokens(name) is not None]
+    assert len(decoding) == 1
+    batch.release(batch.detach(decoding[0]))
+    batch.advance(10.0)
+    assert [each.end for each in batch.progress() if each.done] == [50]
+
+
 def test_nobody_waits_for_ever_while_short_runs_keep_arriving() -> None:
     """Section 4.1: a starved run is promoted. Under fixed priority the long prompt starves."""
     ends: dict[str, int] = {}

@@ -98,7 +98,7 @@ def test_the_command_reports_each_claim_and_orders_of_the_paper_hold(tmp_path: P
 
 def test_a_part_of_another_paper_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["evaluate", "--paper", "uellm", "--only", "rates", "--out", str(tmp_path)])
-    assert (done.exit_code, "rates: of uellm there are systems" in done.output) == (2, True)
+    assert (done.exit_code, "rates: may be systems" in done.output) == (2, True)
 
 
 def test_an_order_holds_with_its_whole_interval() -> None:

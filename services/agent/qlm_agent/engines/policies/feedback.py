@@ -62,17 +62,18 @@ class FastServe(LeastKeyFirst):
         spent = served_s - self._served_s[runs] >= self._quanta_s[self._level[runs]] - _TINY_S
         self._move(runs[spent], np.minimum(self._level[runs[spent]] + self._demotion, len(self._quanta_s) - 1), served_s[spent])
         since_s = self._since_s[waits]
-        since_s = np.where(np.isfinite(since_s), since_s, waiting.column("waiting_since_s"))
+        left = np.flatnonzero(np.isinf(since_s))
+        since_s[left] = waiting.numbers("waiting_since_s", left)
         starved = now_s - since_s >= self._promote_s - _TINY_S
         self._since_s[waits] = np.where(starved, now_s, since_s)
-        starved &= self._level[waits] > 0
-        self._move(waits[starved], np.zeros(int(starved.sum()), np.intp), waiting.column("served_s")[starved])
+        lower = np.flatnonzero(starved & (self._level[waits] > 0))
+        self._move(waits[lower], np.zeros(len(lower), np.intp), waiting.numbers("served_s", lower))
         return self._key[waits], self._key[runs]
 
     def decided(self, now_s: float, waiting: Sequences, running: Sequences, starts: Positions, stays: Flags) -> None:
         waits, runs = self._shown
         seated = np.concatenate((waits[starts], runs[stays]))
-        served_s = np.concatenate((waiting.column("served_s")[starts], running.column("served_s")[stays]))
+        served_s = np.concatenate((waiting.numbers("served_s", starts), running.column("served_s")[stays]))
         left = np.delete(waits, starts)
         self._since_s[seated] = np.inf
         self._wakeup_s = None

@@ -96,6 +96,11 @@ class Sequences(Sequence[SequenceView]):
             found = self._columns[name] = np.fromiter(map(attrgetter(name), rows), np.float64, len(rows))
         return found
 
+    def numbers(self, name: str, positions: Positions) -> Numbers:
+        """The same of few runs."""
+        read, rows = attrgetter(name), self.rows
+        return np.array([read(rows[position]) for position in positions.tolist()], np.float64)
+
     def quantiles(self) -> Numbers:
         """Predicted lengths: a row a run, a column a level; NaN without a prediction."""
         unknown = (np.nan,) * len(QUANTILE_LEVELS)

@@ -102,12 +102,15 @@ class PausedKv:
         self.stall_s += self._swap_s(run.kv_tokens)
         run.residence = Residence.GPU
 
+    def wants_moves(self, promised: int) -> bool:
+        """Whether copies beside the steps are of use."""
+        return self.host_blocks > 0 or self._state.kv.free + self._leaving < self._spare_blocks(promised)
+
     def move_ahead(self, now_s: float, by_need: list[RunState], promised: int) -> None:
         """Starts copies beside the steps. `by_need`: paused runs, the first to be seated first. Those that fit beside the running ones,
         the `promised` blocks and the room for a burst belong on the GPU."""
         state = self._state
-        spare = min(self.bursts.most(), state.kv.capacity // 2) if state.running else 0
-        spare += promised
+        spare = self._spare_blocks(promised)
         until_s = now_s + self.step_s  # KV on its way is of no use, so no copy waits for longer than a step
         free = state.kv.free + self._leaving - spare
         on_gpu = free + sum(run.moving_blocks for run in by_need if run.residence is Residence.GPU)
@@ -127,6 +130,10 @@ class PausedKv:
                 self._leaving += run.moving_blocks
                 lacking -= run.moving_blocks
                 self._start(now_s, run, out=True)
+
+    def _spare_blocks(self, promised: int) -> int:
+        """To leave free for runs that were given seats, and for a burst."""
+        return promised + (min(self.bursts.most(), self._state.kv.capacity // 2) if self._state.running else 0)
 
     def forget(self, run: RunState) -> None:
         """Frees the KV of a paused run that ends; a copy under way ends first."""

@@ -35,11 +35,9 @@ class Scheduling:
             if run.phase is Phase.DECODE:
                 state.pause(run)
         if state.paused:
-            victims = self._paused_victims()
-            promised = self._seat(victims)
-            if self._policy.kv is KvRule.PROACTIVE:
-                by_need = [run for run in reversed(victims) if run.phase is Phase.PAUSED]
-                self._paused_kv.move_ahead(state.time_s, by_need, promised)
+            promised = self._seat()
+            if self._policy.kv is KvRule.PROACTIVE and self._paused_kv.wants_moves(promised):
+                self._paused_kv.move_ahead(state.time_s, self._paused_victims()[::-1], promised)
         if self._preempts and self._make_room():
             self._order(state.running_view())
         state.changed = False
@@ -75,9 +73,9 @@ class Scheduling:
         state.waiting = ordered
         return waiting
 
-    def _seat(self, victims: list[RunState]) -> int:
-        """Gives seats to the ordered runs: paused ones resume, and `victims`, paused ones behind them, make room for KV. A run without
-        room keeps what is free for itself, so that later ones do not take it for ever. Returns the free blocks that are promised."""
+    def _seat(self) -> int:
+        """Gives seats to the ordered runs: paused ones resume, and paused ones behind them make room for KV. A run without room keeps what
+        is free for itself, so that later ones do not take it for ever. Returns the free blocks that are promised."""
         state, paused_kv = self._state, self._paused_kv
         ordered, state.waiting = state.waiting, []
         ahead = set[RunState]()
@@ -91,7 +89,7 @@ class Scheduling:
                 continue
             needed = _blocks_to_seat(run)
             if needed + promised > state.kv.free and run.residence is not Residence.GPU and paused_kv.rule is not KvRule.DEFER:
-                paused_kv.evict(needed + promised, (each for each in victims if each.phase is Phase.PAUSED and each not in ahead))
+                paused_kv.evict(needed + promised, (each for each in self._paused_victims() if each not in ahead))
             if needed + promised > state.kv.free and run.residence is not Residence.GPU:
                 promised += needed
                 state.held.append(run)
