@@ -13,6 +13,7 @@ from benchmarks.evaluate.rows import Row, print_rows
 from qlm_cli.console import plain_console
 from qlm_load.progress import Progress
 
+TABLE_WIDTH = 140
 SEEDS = (1, 2, 3)
 """Of a paper that has no SEEDS of its own."""
 
@@ -82,4 +83,4 @@ def evaluate(
     if as_json:
         click.echo(json.dumps(report))
     else:
-        print_rows(plain_console(), rows, f"evaluate {paper}")
+        print_rows(plain_console(width=TABLE_WIDTH), rows, f"evaluate {paper}")

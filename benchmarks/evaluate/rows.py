@@ -83,4 +83,4 @@ def _range(claim: Sequence[float | None]) -> str:
         return ""
     if least is None or most is None:
         return f"<= {most:g}" if least is None else f">= {least:g}"
-    return f"{least:g}" if least == most else f"{least:g}-{most:g}"
+    return f"{least:g}" if least == most else f"{least:g} to {most:g}"
