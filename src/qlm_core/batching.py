@@ -11,7 +11,7 @@ Algorithm 1 contradicts its own equations, and leaves L1, L2, the threshold and 
   w1 x length + w2 x SLO, and compares the growth of both (line 7's sign) with 15,000 at L1 = L2 = 1.2, w1 = 0.5, w2 = 1. There the
   threshold never ends a batch, and a batch has 10 requests for each value of CM.
 
-Only the published program behaves as figure 4 does (`python -m benchmarks evaluate --paper uellm`, docs/reference/uellm.md): sorted by SLO
+Only the published program has the order of figure 4 (`python -m benchmarks evaluate --paper uellm`, docs/reference/uellm.md): sorted by SLO
 alone, ODBS saves no time over FIFO, whatever the sign. It is the default.
 """
 
