@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.evaluate.rows import Row
 from benchmarks.evaluate.server import Served, Server, serve, server
-from benchmarks.evaluate.workloads import Jobs, Lengths, jobs, lengths
+from benchmarks.evaluate.workloads import TOKENS_MAX, Jobs, Lengths, jobs, lengths
 from qlm_agent.engines.policies.port import Sequences, SequenceView
 from qlm_agent.engines.policies.registry import ENGINE_POLICIES
 from qlm_agent.engines.simulated.batch import SimulatedBatch
@@ -42,6 +42,8 @@ RATE_CLAIMS: Mapping[str, Mapping[tuple[str, str], tuple[float, float]]] = {
 }
 GOODPUT_CLAIMS = {5: (1.77, 2.59), 10: (1.83, 3.01), 20: (2.05, 3.15)}
 """Of first come first served and FastServe, by multiple of the SLO."""
+SPREADS = (2.0, 4.0)
+"""Coefficients of variation."""
 ORDERED = 10_000
 
 
@@ -124,10 +126,10 @@ def capacity(source: Lengths, on: Server) -> float:
     return float(on.seats / step_s / source.outputs.mean())
 
 
-def rates(plan: Plan) -> Iterator[Row]:
+def rates(data: str, plan: Plan) -> Iterator[Row]:
     """Figures 11 and 12: rates at SLO_S a token; figure 13: jobs a second of which 95% have a first token within k times the time of their
     prefill alone, and further ones within k times a decode step alone."""
-    for model, data in product(plan.models, RATE_CLAIMS):
+    for model in plan.models:
         on, source = server(model, MODELS[model], seats=SEATS), plan.lengths(data)
         curves = {policy: [Curve(plan, source, on, policy, seed) for seed in plan.seeds] for policy in ("fastserve", "fcfs", "static")}
         for (of, other), claim in RATE_CLAIMS[data].items():
@@ -141,6 +143,26 @@ def rates(plan: Plan) -> Iterator[Row]:
                 yield Row(name=f"goodput_{times}x_fcfs", claim=(fcfs_claim, fcfs_claim), ours=fcfs, note="jobs/s")
                 yield Row(name=f"goodput_{times}x_fastserve", claim=(fastserve_claim, fastserve_claim), ours=fastserve, note="jobs/s")
                 yield _over(f"goodput_{times}x_over_fcfs", (1.46, 1.64), fastserve, fcfs)
+
+
+def spread(plan: Plan) -> Iterator[Row]:
+    """The same of OPT-13B with answers spread wider than the trace's: lognormal, of its mean, before they are cut to its longest."""
+    on, source = server("OPT-13B", 1, seats=SEATS), plan.lengths("sharegpt")
+    mean = float(source.outputs.mean())
+    for cv in SPREADS:
+        variance = np.log1p(cv**2)
+        dice = np.random.Generator(np.random.PCG64(1))
+        outputs = np.exp(np.log(mean) - variance / 2 + variance**0.5 * dice.standard_normal(len(source.outputs)))
+        wider = replace(source, outputs=np.clip(np.rint(outputs), 1, TOKENS_MAX).astype(np.int64))
+        cut_cv = wider.outputs.std() / wider.outputs.mean()
+        found = {
+            policy: _rates([Curve(plan, wider, on, policy, seed) for seed in plan.seeds], attrgetter("mean_s"), SLO_S)
+            for policy in ("fcfs", "static", "fastserve")
+        }
+        plan.say(f"answers with a coefficient of variation of {cut_cv:.2f}: {found} jobs/s")
+        for other in ("fcfs", "static"):
+            row = _over(f"rate_mean_over_{other}_cv_{cv:g}", RATE_CLAIMS["sharegpt"]["mean", other], found["fastserve"], found[other])
+            yield replace(row, note=f"{row.note}; variation {cut_cv:.2f}, the trace's {source.outputs.std() / mean:.2f}")
 
 
 def _rates(curves: Sequence[Curve], figure: Callable[[Point], float], limit: float) -> tuple[float, ...]:
@@ -255,5 +277,6 @@ PARTS: Mapping[str, Callable[[Plan], Iterator[Row]]] = {
     "kv_peak": kv_peak,
     "skip_join": skip_join,
     "kv_rules": kv_rules,
-    "rates": rates,
+    **{f"rates_{data}": partial(rates, data) for data in RATE_CLAIMS},
+    "spread": spread,
 }

@@ -82,7 +82,7 @@ class AgentSettings(Section):
     )
     engine_policy: str = Field(
         "",
-        pattern=r"^$|^[a-z-]+$|^[A-Za-z0-9_.]+:[A-Za-z0-9_]+$",
+        pattern=r"^$|^[a-z+-]+$|^[A-Za-z0-9_.]+:[A-Za-z0-9_]+$",
         description="Who holds seats and KV inside the engine: a name of docs/reference/engine-policies.md or module:Class; empty: fcfs on "
         "the simulated engine, edf on vLLM.",
     )

@@ -17,7 +17,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
-from qlm_agent.engines.policies.port import Sequences
+from qlm_agent.engines.policies.port import Sequences, SequenceView
 from qlm_agent.engines.vllm.scheduler.engine_view import SchedulerView
 from qlm_agent.engines.vllm.scheduler.views import RequestService, RequestUrgency, policy_of, urgency_of, view_of
 
@@ -139,9 +139,14 @@ class PolicyScheduling(Scheduler):
         return {self._by_run_id[run_id]: rank for rank, run_id in enumerate(run_ids) if run_id in self._by_run_id}
 
     def _views(self, requests: Sequence[Request]) -> Sequences:
-        return Sequences(
-            lambda: [view_of(request, self._urgencies[request.request_id], self._services[request.request_id]) for request in requests]
-        )
+        return Sequences(lambda: [self._view_of(request) for request in requests])
+
+    def _view_of(self, request: Request) -> SequenceView:
+        service = self._services[request.request_id]
+        view = view_of(request, self._urgencies[request.request_id], service)
+        view.note = -1 if service.view is None else service.view.note
+        service.view = view
+        return view
 
     def _to_pause(self, now_s: float) -> list[Request]:
         running = {request.request_id: request for request in self.running if self._may_be_preempted(request)}

@@ -43,12 +43,13 @@ def urgency_of(request: Request, count: int) -> RequestUrgency:
 
 @dataclass(slots=True, kw_only=True)
 class RequestService:
-    """A request in this engine. Times as in SequenceView."""
+    """A request in this engine. Times as in SequenceView. `view`: the last one, whose note the next one keeps."""
 
     arrived_s: float
     waiting_since_s: float
     served_s: float = 0.0
     preemptions: int = 0
+    view: SequenceView | None = None
 
 
 def view_of(request: Request, urgency: RequestUrgency, service: RequestService) -> SequenceView:
