@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qlm_core.batching import (
@@ -78,6 +78,7 @@ queues = st.lists(
 ).map(lambda rows: requests([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(queue=queues, batch_max=st.integers(1, 12), threshold=st.floats(0.0, 1e6), reading=st.sampled_from(Reading))
 def test_each_request_is_in_one_batch_of_at_most_batch_max(
     queue: BatchRequests, batch_max: int, threshold: float, reading: Reading
