@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from qlm_agent.__main__ import main
-from qlm_agent.config import AgentConfig, instance_facts, machine_settings, served_models
+from qlm_agent.config import AgentConfig, AgentSettings, instance_facts, machine_settings, served_models, simulated_policy
+from qlm_agent.engines.policies.arrival import FirstComeFirstServed
+from qlm_agent.engines.policies.feedback import FastServe
+from qlm_agent.engines.policies.port import KvRule
+from qlm_agent.engines.policies.urgency import UrgencyFirst
 from qlm_core.errors import ConfigError
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.config import load_config
@@ -116,3 +120,14 @@ def test_a_real_engine_can_be_measured_before_anything_is_known_of_it() -> None:
     assert machine_settings(config.agent, models).hardware == {}
     with pytest.raises(ConfigError, match="no model of models"):
         served_models(real(), shipped_snapshot())
+
+
+def test_the_policy_inside_the_simulated_engine_is_a_setting() -> None:
+    made = simulated_policy(AgentSettings(engine_policy="fastserve", engine_policy_options={"kv": "recompute", "promote_s": 1.0}))
+    assert (type(made), made.kv) == (FastServe, KvRule.RECOMPUTE)
+    assert type(simulated_policy(AgentSettings())) is FirstComeFirstServed
+    named = f"{UrgencyFirst.__module__}:{UrgencyFirst.__name__}"
+    assert type(simulated_policy(AgentSettings(engine_policy=named))) is UrgencyFirst
+    for wrong, message in ((("nobody", {}), "fastserve"), (("fastserve", {"kv": "none"}), "kv|none"), (("os:nothing", {}), "nothing")):
+        with pytest.raises(ConfigError, match=message):
+            simulated_policy(AgentSettings(engine_policy=wrong[0], engine_policy_options=wrong[1]))

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed
+from qlm_agent.engines.policies.port import EnginePolicy
+from qlm_agent.engines.policies.registry import engine_policy
 from qlm_agent.engines.port import EngineBusy, EngineOutput, EngineRequest, Tier, TokenPrompt
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
@@ -21,12 +23,12 @@ PROFILE = next(row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu
 MODELS = ("a", "b")
 
 
-def make(**limits: float) -> SimulatedCore:
+def make(policy: EnginePolicy | None = None, **limits: float) -> SimulatedCore:
     models = {
         name: SimulatedModel(spec=ModelSpec(name=name, profile="Mistral-7B", context_tokens_max=8192), profile=PROFILE) for name in MODELS
     }
     noise = InstanceNoise(seed=1, instance="i", step_noise=0.05, bias_max=0.0)
-    return SimulatedCore(models, noise, FirstComeFirstServed(), replace(SimulatedLimits(tell_every_s=0.0), **limits))  # type: ignore[arg-type]
+    return SimulatedCore(models, noise, policy or FirstComeFirstServed(), replace(SimulatedLimits(tell_every_s=0.0), **limits))  # type: ignore[arg-type]
 
 
 def prompt(number: int, tokens: int, answer: int) -> list[int]:
@@ -257,11 +259,12 @@ def test_an_abort_gives_everything_back_wherever_the_kv_is(world: World, step: s
     assert world.load("b", Tier.ACTIVE).error is None
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_whatever_is_asked_in_any_order_output_is_exact_and_nothing_leaks(seed: int) -> None:
+@pytest.mark.parametrize("policy", ["fcfs", "edf", "fastserve"])
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_asked_in_any_order_output_is_exact_and_nothing_leaks(seed: int, policy: str) -> None:
     dice = random.Random(seed)
     kv_bytes = PROFILE.kv_bytes_per_token / 1e9
-    world = World(make(kv_capacity_tokens=1600, batch_max=6, host_kv_gb=dice.choice([400, 2000]) * kv_bytes))
+    world = World(make(engine_policy(policy, {}), kv_capacity_tokens=1600, batch_max=6, host_kv_gb=dice.choice([400, 2000]) * kv_bytes))
     asked: dict[str, tuple[str, list[int]]] = {}
     aborted: set[str] = set()
     world.load("a", Tier.ACTIVE)
