@@ -37,17 +37,22 @@ PUBLISHED_EVERY = 50
 MEMORY_REQUESTS, ROWS_MAX = 1000.0, 4096
 """As the estimator's settings are by default."""
 PREFIX_BLOCKS = (1, 2, 4)
+CLASS_TOKENS, CLASSES = 102, 10
+"""Length classes of S3 and UELLM, which predict a class: ten up to 1,024 tokens, the last one open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
     """Mean absolute errors in tokens: of the group median, of the length model whether used or not, and of what was expected; and the
-    share of requests whose expectation was the model's."""
+    share of requests whose expectation was the model's. `right_class`: share whose expected tokens are in the class of the actual ones;
+    `largest_class`: share of the largest class."""
 
     median: float
     model: float
     expected: float
     used: float
+    right_class: float
+    largest_class: float
 
     @property
     def gain_percent(self) -> float:
@@ -78,6 +83,8 @@ def measure_lengths(traces: Path, seeds: Sequence[int]) -> dict[str, dict[str, d
             "expected_error_tokens": float(np.mean([errors.expected for errors in found])),
             "model_gain_if_always_used": float(np.mean([100.0 * (1.0 - errors.model / errors.median) for errors in found])),
             "used_share": float(np.mean([errors.used for errors in found])),
+            "right_class": float(np.mean([errors.right_class for errors in found])),
+            "largest_class": found[0].largest_class,
         }
     return {"length_mae_gain": gains}
 
@@ -93,7 +100,7 @@ def prequential(requests: Sequence[_Request], seed: int) -> Errors:
     rows, predictor = LengthLearner(memory=MEMORY_REQUESTS, rows_max=ROWS_MAX), LengthPredictor()
     snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=())
     running: list[tuple[float, int, _Request, LengthGuess, Mapping[WorkloadKey, float]]] = []
-    errors = np.zeros((len(requests), 4))
+    errors = np.zeros((len(requests), 5))
     name = slo_class(SLO)
     for number, request in enumerate(requests):
         while running and running[0][0] <= request.arrival_s:
@@ -107,12 +114,25 @@ def prequential(requests: Sequence[_Request], seed: int) -> Errors:
         median = snapshot.output_curve_for(facts.model, name, prompt_class(facts.prompt_tokens)).median_tokens
         guess = snapshot.length_model.guess(facts, median, TOKENS_MAX)
         of_median, of_model = abs(round(guess.median_tokens) - request.output_tokens), abs(guess.model_tokens - request.output_tokens)
-        errors[number] = of_median, of_model, abs(guess.expected_tokens - request.output_tokens), guess.by_model
+        right = _class_of(guess.expected_tokens) == _class_of(request.output_tokens)
+        errors[number] = of_median, of_model, abs(guess.expected_tokens - request.output_tokens), guess.by_model, right
         classes = rows.classes(facts.model, name, token_class(facts.prompt_tokens, guess.class_tokens))
         ends_s = request.arrival_s + _service_s(request) + float(rng.uniform(0.0, JITTER_S))
         heapq.heappush(running, (ends_s, number, request, guess, classes))
     means = errors.mean(axis=0)
-    return Errors(median=float(means[0]), model=float(means[1]), expected=float(means[2]), used=float(means[3]))
+    largest = np.bincount([_class_of(request.output_tokens) for request in requests]).max() / len(requests)
+    return Errors(
+        median=float(means[0]),
+        model=float(means[1]),
+        expected=float(means[2]),
+        used=float(means[3]),
+        right_class=float(means[4]),
+        largest_class=float(largest),
+    )
+
+
+def _class_of(tokens: float) -> int:
+    return min(max(0, int(tokens) - 1) // CLASS_TOKENS, CLASSES - 1)
 
 
 def _service_s(request: _Request) -> float:

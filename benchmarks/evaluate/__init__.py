@@ -1,1 +1,1 @@
-"""Papers' claims about schedulers inside an engine, measured on the simulated engine."""
+"""Papers' claims, measured on QLM's engines and deployers."""

@@ -10,15 +10,20 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import t
 
+Range = tuple[float | None, float | None]
+"""Least and most, None where it is open."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`claim`: least and most of the paper's figure, None where it is open. `ours`: one figure a seed. `note`: reason of a difference."""
+    """`claim`: the paper's figure. `ours`: one figure a seed. `note`: reason of a difference. `order`: the side on which the claim
+    puts it."""
 
     name: str
-    claim: tuple[float | None, float | None]
+    claim: Range
     ours: tuple[float, ...]
     note: str = ""
+    order: Range = (None, None)
 
     @property
     def mean(self) -> float:
@@ -38,24 +43,37 @@ class Row:
             return self.mean / least
         return self.mean / most if most is not None and self.mean > most else 1.0
 
+    @property
+    def order_held(self) -> bool | None:
+        """Whether the whole interval is in `order`; None where that is open."""
+        least, most = self.order
+        if least is None and most is None:
+            return None
+        low, high = self.mean - self.interval, self.mean + self.interval
+        return (least is None or low > least) and (most is None or high < most)
+
     def document(self) -> dict[str, object]:
         return {
             "claim": list(self.claim),
             "ours": round(self.mean, 4),
             "interval": round(self.interval, 4),
             "ratio": round(self.ratio, 3),
+            "order_held": self.order_held,
             "seeds": [round(value, 4) for value in self.ours],
             "note": self.note,
         }
 
 
+HELD = {True: "held", False: "not held", None: ""}
+
+
 def print_rows(console: Console, rows: Iterable[Row], title: str) -> None:
     table = Table(title=title)
-    for name in ("row", "claim", "ours", "ratio", "note"):
+    for name in ("row", "claim", "ours", "ratio", "order", "note"):
         table.add_column(name, justify="left" if name in ("row", "note") else "right")
     for row in rows:
         ours = f"{row.mean:.3g}" + (f" ± {row.interval:.2g}" if row.interval else "")
-        table.add_row(row.name, _range(row.claim), ours, f"{row.ratio:.2f}", row.note)
+        table.add_row(row.name, _range(row.claim), ours, f"{row.ratio:.2f}", HELD[row.order_held], row.note)
     console.print(table)
 
 
@@ -65,4 +83,4 @@ def _range(claim: Sequence[float | None]) -> str:
         return ""
     if least is None or most is None:
         return f"<= {most:g}" if least is None else f">= {least:g}"
-    return f"{least:g}" if least == most else f"{least:g}-{most:g}"
+    return f"{least:g}" if least == most else f"{least:g} to {most:g}"

@@ -26,7 +26,7 @@ COMMANDS = {
     "health": ("qlm_cli.operate.health", "health", "Ask one process whether it serves."),
     "profile": ("qlm_cli.profiles.measure", "profile", "Measure how fast an engine is: its hardware profile."),
     "profiles": ("qlm_cli.profiles.exchange", "profiles", "Show, export or import what the estimator knows."),
-    "deploy": ("qlm_cli.deploy", "deploy", "Split a model over unlike devices."),
+    "deploy": ("qlm_cli.deploy.command", "deploy", "Split a model over unlike devices."),
     "models": ("qlm_cli.models.command", "models", "Make or list small models for real engines."),
     "tune": ("qlm_cli.load", "tune", "Choose policies for the traffic of a trace."),
     "load": ("qlm_cli.load", "load", "Replay a workload and report what came of it."),

@@ -92,12 +92,9 @@ def hardware_prior(
     kv_capacity_tokens = math.floor(free_gb * 1e9 / facts.kv_bytes_per_token)
     if kv_capacity_tokens < 1:
         return None
-    read_ms = facts.weights_gb / (n_gpu * card.bandwidth_gb_s) * 1e3
-    token_ms = 2.0 * (facts.active_billion or facts.parameters_billion) / (n_gpu * card.tflops)
     step_ms, sequence_ms, context_token_ms = decode_terms(card, n_gpu, facts, efficiency)
-    pair_ms = 2.0 * facts.layers * facts.hidden_size / (n_gpu * card.tflops * 1e9)
+    base_ms, prefill_ms, pair_ms = prefill_terms(card, n_gpu, facts, efficiency)
     host_gb_s = efficiency.host_share * card.host_gb_s * math.sqrt(n_gpu)
-    prefill_ms = token_ms / efficiency.prefill_share
     return HardwareProfile(
         gpu=gpu,
         n_gpu=n_gpu,
@@ -108,9 +105,9 @@ def hardware_prior(
         decode_a_ms=step_ms,
         decode_b_ms_per_seq=sequence_ms,
         decode_c_ms_per_context_token=context_token_ms,
-        prefill_base_ms=read_ms / efficiency.base_share,
+        prefill_base_ms=base_ms,
         prefill_ms_per_token=prefill_ms,
-        prefill_ms_per_token_squared=pair_ms / efficiency.attention_share,
+        prefill_ms_per_token_squared=pair_ms,
         load_disk_to_cpu_s=facts.weights_gb / DISK_GB_S,
         load_cpu_to_gpu_s=TRANSFER_S + facts.weights_gb / host_gb_s,
         kv_swap_us_per_token=facts.kv_bytes_per_token / host_gb_s * 1e-3,
@@ -133,6 +130,16 @@ def decode_terms(card: GpuFacts, n_gpu: int, facts: ModelFacts, efficiency: Effi
         facts.weights_gb / bandwidth_gb_s * 1e3 / efficiency.weights_share + facts.layers * layer_ms,
         token_ms / efficiency.sequence_share + efficiency.sequence_ms,
         facts.kv_bytes_per_token / (bandwidth_gb_s * efficiency.kv_share) * 1e-6,
+    )
+
+
+def prefill_terms(card: GpuFacts, n_gpu: int, facts: ModelFacts, efficiency: Efficiency = EFFICIENCY) -> tuple[float, float, float]:
+    """Milliseconds of a prefill: its base, for each token, for each squared token. Memory is not checked."""
+    tflops = n_gpu * card.tflops
+    return (
+        facts.weights_gb / (n_gpu * card.bandwidth_gb_s) * 1e3 / efficiency.base_share,
+        2.0 * (facts.active_billion or facts.parameters_billion) / tflops / efficiency.prefill_share,
+        2.0 * facts.layers * facts.hidden_size / (tflops * 1e9) / efficiency.attention_share,
     )
 
 

@@ -82,9 +82,20 @@ def stress(problem: Problem) -> DeviceMap | None:
     return None if best is None else replace(best, trials=trials)
 
 
+def even(problem: Problem) -> DeviceMap | None:
+    """Layers split evenly over all devices with memory, in order of distance from the fastest: vLLM's default, and that of the programs
+    that UELLM's authors compare with. None where a device has no link to the next, or all of them do not hold the model."""
+    usable = [int(device) for device in problem.by_speed if problem.capacity[device]][: problem.layers]
+    path = _nearest_neighbours(problem, usable) if usable else None
+    if path is None or problem.capacity[list(path)].sum() < problem.layers:
+        return None
+    return DeviceMap(path=path, layers=_even(problem, path))
+
+
 DEPLOYERS: Mapping[str, Callable[[Problem], DeviceMap | None]] = {
     **{name: partial(searched, weights=weights) for name, weights in WEIGHTS.items()},
     "greedy": greedy,
+    "even": even,
     "stress": stress,
 }
 

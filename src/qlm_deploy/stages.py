@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import decode_terms, model_facts, usable_gb
+from qlm_core.hardware_prior import GpuFacts, decode_terms, model_facts, usable_gb
 from qlm_core.model import BYTES_PER_VALUE, ModelFacts
 from qlm_deploy.topology import Device, Topology
 
@@ -99,8 +99,13 @@ def layer_time_ms(device: Device, demand: Demand) -> float:
         return device.token_ms[demand.model] / demand.facts.layers
     if device.card is None:
         raise ConfigError(f"device {device.name}: token_ms: must have {demand.model}, or give bandwidth_gb_s and tflops, or a known gpu")
-    step_ms, sequence_ms, context_token_ms = decode_terms(device.card, 1, demand.facts)
-    return (step_ms + sequence_ms + context_token_ms * demand.context_tokens) / demand.facts.layers / device.speed_share
+    return roofline_token_ms(device.card, demand) / demand.facts.layers / device.speed_share
+
+
+def roofline_token_ms(card: GpuFacts, demand: Demand) -> float:
+    """One token of one sequence through all layers on one card."""
+    step_ms, sequence_ms, context_token_ms = decode_terms(card, 1, demand.facts)
+    return step_ms + sequence_ms + context_token_ms * demand.context_tokens
 
 
 def filled(problem: Problem, members: Bools) -> tuple[Ints, Floats]:

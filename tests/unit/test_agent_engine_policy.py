@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed
-from qlm_agent.engines.policies.port import EnginePolicy, Sequences, SequenceView
+from qlm_agent.engines.policies.port import QUANTILE_LEVELS, EnginePolicy, Sequences, SequenceView
+from qlm_agent.engines.policies.registry import engine_policy
 from qlm_agent.engines.policies.urgency import UrgencyFirst
+from simulated_steps import make, run
 
 
 def view(name: str, arrival: int) -> SequenceView:
@@ -89,3 +92,40 @@ def test_it_wants_to_be_asked_when_the_next_one_becomes_urgent() -> None:
     assert policy.next_wakeup_s(0.0) == 20.0
     assert policy.next_wakeup_s(20.0) == 40.0
     assert policy.next_wakeup_s(40.0) is None
+
+
+def predicted(name: str, deadline_s: float, tokens: int, *, priority: int = 0) -> SequenceView:
+    return replace(urgent(name, deadline_s=deadline_s, priority=priority), quantiles=(float(tokens),) * len(QUANTILE_LEVELS))
+
+
+def test_slo_odbs_starts_one_batch_by_slo_and_length_and_holds_back_the_rest() -> None:
+    """UELLM, section 4.2: 0.5 a token and 1 a second of SLO."""
+    views = [
+        predicted("long", 60.0, 400),
+        predicted("late", 300.0, 10),
+        predicted("short", 70.0, 20),
+        predicted("urgent", 20.0, 60),
+    ]
+    policy = engine_policy("slo-odbs", {"batch_max": 2})
+    assert policy.order(10.0, Sequences(views), Sequences(())) == ["urgent", "short"]
+    assert policy.order(10.0, Sequences(views), Sequences(views[:1])) == ()
+    assert engine_policy("slo-odbs", {"batch_max": 2, "w2": 0.0}).order(10.0, Sequences(views), Sequences(())) == ["late", "short"]
+    first_band = [*views, predicted("band", 900.0, 900, priority=-1), urgent("unpredicted", priority=-1)]
+    assert policy.order(10.0, Sequences(first_band), Sequences(())) == ["unpredicted", "band"]
+
+
+def test_every_run_ends_under_slo_odbs_in_batches_that_nobody_joins() -> None:
+    batch = make(policy=engine_policy("slo-odbs", {"batch_max": 3}))
+    for name in range(1, 9):
+        batch.add(0.0, run(str(name), prompt=20, target=4 * name))
+    ended: list[str] = []
+    now_s, running = 0.0, [0]
+    for _ in range(100):
+        now_s += 1.0
+        batch.advance(now_s)
+        done = [each.run_id for each in batch.news() if each.done]
+        assert batch.running <= running[-1] or len(done) == running[-1]
+        ended += done
+        running.append(batch.running)
+    assert sorted(ended) == [str(name) for name in range(1, 9)]
+    assert max(running) == 3

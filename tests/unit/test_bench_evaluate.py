@@ -72,6 +72,7 @@ def test_a_row_has_its_interval_and_its_ratio_to_the_nearer_end() -> None:
         "ours": 6.0,
         "interval": 12.7062,
         "ratio": 1.5,
+        "order_held": None,
         "seeds": [5.0, 7.0],
         "note": "",
     }

@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
-from qlm_cli.deploy import read_topology
+from qlm_agent.config import AgentConfig, served_models
+from qlm_cli.deploy.command import read_topology
 from qlm_cli.root import root
 from qlm_core.errors import ConfigError
 from qlm_core.hardware_prior import hardware_prior
 from qlm_deploy.deployers import DEPLOYERS, DeviceMap
+from qlm_deploy.map_profile import profile_of_map
 from qlm_deploy.plan import describe_map, plan_deployment
 from qlm_deploy.stages import demand_of, layer_time_ms
 from qlm_deploy.topology import parse_topology
+from qlm_process.profile_file import parse_profiles
 
 EXAMPLES = Path(str(files("qlm_deploy"))) / "examples"
 MODEL = "ChatGLM2-6B"
@@ -99,6 +103,29 @@ def test_devices_that_hold_it_without_a_path_are_refused() -> None:
         plan_deployment("helr", topology, demand_of("Qwen2.5-32B", 1024, 0))
 
 
+def test_the_profile_of_one_device_is_the_prior_of_its_pair_and_unlike_stages_add_up() -> None:
+    demand = demand_of(MODEL, 1024, 8192)
+    one = read_topology(EXAMPLES / "four-3090.yaml")
+    plan = plan_deployment("helr", one, demand)
+    row, prior = profile_of_map(one, demand, plan), hardware_prior("RTX-3090", 1, MODEL)
+    assert prior is not None
+    assert row.decode_step_s(10, 3_000) == pytest.approx(prior.decode_step_s(10, 3_000))
+    assert row.prefill_s(500) == pytest.approx(prior.prefill_s(500))
+    assert row.kv_capacity_tokens == pytest.approx(prior.kv_capacity_tokens, rel=0.01)
+    plan = plan_deployment("even", one, demand)
+    split = profile_of_map(one, demand, plan)
+    assert split.decode_step_s(1, 1024) == pytest.approx(plan.latency_ms * 1e-3)
+    shares = [1.0, 300 / 350, 250 / 350, 150 / 350]
+    slower = sum(share ** (-1 / 3) for share in shares) / 4
+    assert split.decode_b_ms_per_seq == pytest.approx(slower * prior.decode_b_ms_per_seq)
+    assert (split.gpu, split.n_gpu) == ("pipeline-RTX-3090", 4)
+
+
+def test_even_splits_over_all_devices() -> None:
+    plan = plan_deployment("even", read_topology(EXAMPLES / "four-3090.yaml"), demand_of(MODEL, 1024, 8192))
+    assert [(stage.device, stage.layers) for stage in plan.stages] == [("GPU0", 7), ("GPU1", 7), ("GPU2", 7), ("GPU3", 7)]
+
+
 def test_trials_of_the_stress_search_cost_time() -> None:
     plan = plan_deployment("stress", read_topology(EXAMPLES / "four-3090.yaml"), demand_of(MODEL, 1024, 8192), trial_s=10.0)
     assert plan.search_s == pytest.approx(7 * (10.0 + 12.488 / 3.2))  # one device once, two to four filled and even
@@ -116,7 +143,8 @@ def test_plan_prints_the_command_line_of_vllm_and_json() -> None:
     example = str(EXAMPLES / "four-3090.yaml")
     shown = deploy("plan", "--model", "Llama-2-13B", "--topology", example, "--kv-tokens", "32768", "--deployer", "lr")
     assert shown.exit_code == 0, shown.output
-    assert "VLLM_PP_LAYER_PARTITION=16,16,8 vllm serve --pipeline-parallel-size 3 --tensor-parallel-size 1" in shown.output
+    assert "VLLM_PP_LAYER_PARTITION=16,16,8 vllm serve WEIGHTS --served-model-name Llama-2-13B" in shown.output
+    assert "--pipeline-parallel-size 3 --tensor-parallel-size 1" in shown.output
     document = json.loads(deploy("plan", "-m", MODEL, "--topology", example, "--json").output)
     assert document["stages"][0] | {"compute_ms": 0} == document["stages"][0] | {"compute_ms": 0, "device": "GPU0", "layers": 28}
 
@@ -127,6 +155,30 @@ def test_compare_has_a_row_for_each_deployer() -> None:
     assert shown.exit_code == 0, shown.output
     assert all(name in shown.output for name in DEPLOYERS)
     assert [plan["deployer"] for plan in json.loads(deploy(*arguments, "--json").output)["plans"]] == list(DEPLOYERS)
+
+
+def test_apply_writes_an_agent_that_starts_with_the_profile_of_its_map(tmp_path: Path) -> None:
+    example = str(EXAMPLES / "four-3090.yaml")
+    shown = deploy("plan", "-m", "Llama-2-13B", "--topology", example, "--apply", str(tmp_path / "made"))
+    assert shown.exit_code == 0, shown.output
+    text = (tmp_path / "made/agent.yaml").read_text()
+    assert "VLLM_PP_LAYER_PARTITION=26,14 vllm serve" in text
+    config = AgentConfig.model_validate(yaml.safe_load(text))
+    snapshot = parse_profiles((tmp_path / "made/profile.yaml").read_text())
+    (served,) = served_models(config, snapshot).values()
+    assert served.profile is not None
+    plan = plan_deployment("helr", read_topology(Path(example)), demand_of("Llama-2-13B", 1024, 8192))
+    assert served.profile.decode_step_s(1, 1024) == pytest.approx(plan.latency_ms * 1e-3)
+    refused = deploy("plan", "-m", "Llama-2-13B", "--topology", example, "--compare", "--apply", str(tmp_path))
+    assert (refused.exit_code, "goes without --compare" in refused.output) == (2, True)
+
+
+def test_picture_is_a_png_of_one_map_or_of_all(tmp_path: Path) -> None:
+    for options in ((), ("--compare",)):
+        path = tmp_path / f"map{len(options)}.png"
+        shown = deploy("plan", "-m", MODEL, "--topology", str(EXAMPLES / "four-3090.yaml"), "--picture", str(path), *options)
+        assert shown.exit_code == 0, shown.output
+        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_bad_input_is_one_error_and_exit_code_2(tmp_path: Path) -> None:
@@ -147,7 +199,7 @@ def test_probe_writes_a_topology_that_plan_reads(tmp_path: Path) -> None:
     (tmp_path / "topology.yaml").write_text(written.output)
     shown = deploy("plan", "-m", MODEL, "--topology", str(tmp_path / "topology.yaml"), "--deployer", "lr")
     assert shown.exit_code == 0, shown.output
-    assert "CUDA_VISIBLE_DEVICES=1 vllm serve" in shown.output
+    assert "CUDA_VISIBLE_DEVICES=1 vllm serve WEIGHTS" in shown.output
 
 
 def test_probe_of_a_host_without_nvidia_smi_is_one_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -238,6 +238,7 @@ def test_what_can_be_told_apart_is_gained(tmp_path: Path) -> None:
     errors = measure_file(write(tmp_path / "two.csv.gz", clients=True))
     assert errors.gain_percent > 40.0
     assert errors.used > 0.8
+    assert errors.right_class > errors.largest_class + 0.1  # all short ones, and a third of the long ones
 
 
 def test_where_nothing_can_be_gained_nothing_is_lost(tmp_path: Path) -> None:

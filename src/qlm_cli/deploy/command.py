@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -14,10 +15,12 @@ import yaml
 from rich.table import Table
 
 from qlm_cli.console import plain_console
+from qlm_cli.deploy.files import server_command, write_agent
 from qlm_cli.json_text import json_text
 from qlm_cli.serve.gpus import SMI_TIMEOUT_S, profile_name
 from qlm_core.errors import ConfigError
 from qlm_deploy.deployers import DEPLOYERS
+from qlm_deploy.map_profile import profile_of_map
 from qlm_deploy.plan import STRESS_TRIAL_S, Plan, plan_deployment
 from qlm_deploy.probe import topology_of_cpu, topology_of_gpus
 from qlm_deploy.stages import demand_of
@@ -52,9 +55,17 @@ def deploy() -> None:
     type=click.Choice(list(DEPLOYERS)),
     default="helr",
     show_default=True,
-    help="helr: latency and devices; he: the fewest devices; lr: the least latency; greedy; stress: by trials.",
+    help="helr: latency and devices; he: the fewest devices; lr: the least latency; greedy; even; stress: by trials.",
 )
 @click.option("--compare", is_flag=True, help="Print a table of all deployers.")
+@click.option(
+    "--apply",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write agent.yaml, the configuration of an agent for the map, and profile.yaml, its predicted profile.",
+)
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.png", help="Draw the maps (needs matplotlib).")
 @click.option(
     "--kv-tokens", type=click.IntRange(min=0), default=8192, show_default=True, metavar="TOKENS", help="KV to keep room for on each stage."
 )
@@ -76,12 +87,27 @@ def deploy() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan_command(
-    model: str, path: Path, deployer: str, compare: bool, kv_tokens: int, context_tokens: int, trial_s: float, as_json: bool
+    model: str,
+    path: Path,
+    deployer: str,
+    compare: bool,
+    folder: Path | None,
+    picture: Path | None,
+    kv_tokens: int,
+    context_tokens: int,
+    trial_s: float,
+    as_json: bool,
 ) -> None:
     """Print the device map, its predicted latency and throughput, memory by device, and the flags of vLLM."""
+    if compare and folder is not None:
+        raise click.UsageError("--apply takes the map of --deployer, and goes without --compare")
     topology, demand = read_topology(path), demand_of(model, context_tokens, kv_tokens)
     if not compare:
         plan = plan_deployment(deployer, topology, demand, trial_s)
+        _draw([plan], picture)
+        if folder is not None:
+            written = write_agent(plan, profile_of_map(topology, demand, plan), folder)
+            click.echo(f"written: {', '.join(map(str, written))}", err=True)
         if as_json:
             click.echo(json_text(asdict(plan)))
             return
@@ -97,12 +123,23 @@ def plan_command(
             reasons[name] = error.message
     if not plans:
         raise ConfigError(reasons["helr"])
+    _draw(plans, picture)
     if as_json:
         click.echo(json_text({"plans": [asdict(plan) for plan in plans], "without_map": reasons}))
         return
     plain_console().print(_comparison(plans))
     for name, reason in reasons.items():
         click.echo(f"{name}: {reason}")
+
+
+def _draw(plans: list[Plan], path: Path | None) -> None:
+    if path is None:
+        return
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--picture needs matplotlib: pip install 'qlm-serving[load]'")
+    from qlm_cli.deploy.picture import write_picture  # late: matplotlib takes a second
+
+    write_picture(plans, path)
 
 
 @deploy.command("probe")
@@ -179,7 +216,7 @@ def _facts(plan: Plan) -> list[str]:
         f"throughput {plan.tokens_per_s:.2f} tokens/s for one sequence, {plan.pipelined_tokens_per_s:.2f} with one a stage",
         f"utilisation {plan.utilisation:.1%} with one sequence{bound}",
         *search,
-        " ".join((*(f"{name}={value}" for name, value in plan.environment), "vllm serve", *plan.flags)),
+        server_command(plan),
     ]
 
 
