@@ -6,6 +6,7 @@ import click
 
 from benchmarks.agent.command import agent
 from benchmarks.estimator.command import estimator
+from benchmarks.gateway.command import gateway
 from benchmarks.planner.command import planner
 from benchmarks.queue.command import queue
 
@@ -15,7 +16,7 @@ def main() -> None:
     """Measure what QLM costs, and how good its decisions and predictions are."""
 
 
-for command in (queue, agent, estimator, planner):
+for command in (queue, gateway, agent, estimator, planner):
     main.add_command(command)
 
 if __name__ == "__main__":
