@@ -24,13 +24,14 @@ from qlm_gateway.front.http.answers import (
     status_document,
 )
 from qlm_gateway.front.http.batch_routes import BatchRoutes
-from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, read_body
+from qlm_gateway.front.http.bodies import B, Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import read_call
 from qlm_gateway.front.http.completions import Completions, UnaryContext, metadata_of
 from qlm_gateway.front.http.errors import HttpError
 from qlm_gateway.front.http.event_stream import ESTIMATED_WAIT
 from qlm_gateway.front.http.page import PAGE_PATH, PageRoutes
 from qlm_gateway.front.http.responses import error_response, json_response, logged_error
+from qlm_gateway.front.http.responses_api.routes import ResponseRoutes
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
@@ -81,6 +82,7 @@ class HttpFront:
         self._new_id = new_id
         self._is_serving = is_serving
         self._completions = Completions(service, self._text_of, lambda: settings.cancel_on_disconnect and not is_draining())
+        self._responses = ResponseRoutes(service, self._completions, settings, self._body, self._text_of, new_id)
         self._page = page
         self._batches = batches
         self._tool_forms = tool_forms
@@ -101,6 +103,7 @@ class HttpFront:
         return [
             web.post("/v1/chat/completions", self._chat),
             web.post("/v1/completions", self._completion),
+            *self._responses.routes(),
             web.get("/v1/models", self._models),
             web.get("/v1/models/{model:.+}", self._model),
             web.get("/v1/requests/{id}", self._request),
@@ -196,7 +199,7 @@ class HttpFront:
             for what, text in (("limit", f"{limit:g}"), ("remaining", f"{math.floor(now)}"), ("reset", f"{whole_s:.3f}s"))
         }
 
-    async def _body(self, http: web.Request, cls: type[Body]) -> Body:
+    async def _body(self, http: web.Request, cls: type[B]) -> B:
         if http.content_type != "application/json":  # another site's page may send other types without asking
             raise HttpError(415, "unsupported_media_type", "Content-Type must be application/json")
         try:
