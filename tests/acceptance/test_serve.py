@@ -63,7 +63,6 @@ def test_servers_are_measured_once_while_they_serve(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline_s, (tmp_path / "state" / "serve.log").read_text()
                 time.sleep(0.2)
             assert {(row.gpu, row.n_gpu, row.model) for row in measured} == {("A100-80GB", 1, MODEL)}
-            assert 0.5 < measured[0].decode_a_ms < 6.0, "a step of the double is a millisecond; the prior is above"
             log = (tmp_path / "state" / "serve.log").read_text()
             assert log.count("first_profile_measured") == log.count("first_profile_begins") == 1
     finally:
