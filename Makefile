@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 STAMP := $(VENV)/.qlm-installed
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
@@ -15,7 +16,7 @@ TEST_WORKERS ?= 4
 CAMPAIGN_SHARE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warm protos docs site format lint type imports test vllm-cpu test-vllm test-seeds campaign demo demo-vllm up clean
+.PHONY: help setup warm protos docs site format lint type imports test vllm-cpu test-vllm test-seeds campaign demo demo-vllm up release clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -104,6 +105,14 @@ demo-vllm: ## The demo on real models: vLLM on this CPU, real chats, kills; answ
 
 up: warm ## Run everything on this machine, gateway on 127.0.0.1:50051
 	$(BIN)/qlm up
+
+# The wheel is made from the source distribution, so that is whole, too.
+release: warm ## Build this version into dist/ and try its wheel in bare environments
+	@grep -q '^## $(VERSION) - ' CHANGELOG.md || { echo "release: CHANGELOG.md has no section $(VERSION)"; exit 1; }
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	QLM_TEST_WHEEL=dist/qlm_serving-$(VERSION)-py3-none-any.whl $(BIN)/python -m pytest tests/acceptance/test_wheel.py
+	@echo "dist/ holds $(VERSION); git tag v$(VERSION) names its source"
 
 clean: ## Remove the virtual environments, caches and outputs (not qlm-state)
 	rm -rf $(VENV) $(VLLM_VENV) .venv-gpu out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

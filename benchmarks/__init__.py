@@ -1,6 +1,6 @@
 """Instruments that measure QLM, not part of the wheel: they may import everything, and nothing imports them.
 
-`python -m benchmarks queue|agent|estimator|planner` from the root of the repository; `benchmarks/gpu_check.sh` on a GPU host.
+`python -m benchmarks queue|gateway|agent|estimator|planner` from the root of the repository; `benchmarks/gpu_check.sh` on a GPU host.
 """
 
 from pathlib import Path

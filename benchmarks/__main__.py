@@ -7,6 +7,7 @@ import click
 from benchmarks.agent.command import agent
 from benchmarks.estimator.command import estimator
 from benchmarks.evaluate.command import evaluate
+from benchmarks.gateway.command import gateway
 from benchmarks.planner.command import planner
 from benchmarks.queue.command import queue
 
@@ -16,7 +17,7 @@ def main() -> None:
     """Measure what QLM costs, and how good its decisions and predictions are."""
 
 
-for command in (queue, agent, estimator, planner, evaluate):
+for command in (queue, gateway, agent, estimator, planner, evaluate):
     main.add_command(command)
 
 if __name__ == "__main__":

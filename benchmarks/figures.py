@@ -43,6 +43,13 @@ def document(values: Values, context: Mapping[str, object], figures: Sequence[Fi
     return {figure.key: values.get(figure.key, figure.empty()) for figure in figures} | {"context": dict(context)}
 
 
+def parts_of(figures: Sequence[Figure], only: Sequence[str]) -> tuple[str, ...]:
+    """The parts that give these keys (or are named themselves), in their order; all for none. Raises KeyError for another name."""
+    parts, by_key = tuple(dict.fromkeys(figure.part for figure in figures)), {figure.key: figure.part for figure in figures}
+    named = {name if name in parts else by_key[name] for name in only}
+    return tuple(part for part in parts if not named or part in named)
+
+
 def print_table(console: Console, values: Values, figures: Sequence[Figure], title: str) -> None:
     """The figures beside their targets."""
     table = Table(title=title)

@@ -40,10 +40,3 @@ FIGURES: Sequence[Figure] = (
     Figure(key="greedy_equal", part="campaign", target="1.0", least={"": 1.0}),
 )
 BY_KEY: Mapping[str, Figure] = {figure.key: figure for figure in FIGURES}
-PARTS: tuple[str, ...] = tuple(dict.fromkeys(figure.part for figure in FIGURES))
-
-
-def parts_of(only: Sequence[str]) -> tuple[str, ...]:
-    """The parts that give these keys (or are named themselves), in their order; all for none. Raises KeyError for another name."""
-    named = {name if name in PARTS else BY_KEY[name].part for name in only}
-    return tuple(part for part in PARTS if not named or part in named)

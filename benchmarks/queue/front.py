@@ -63,7 +63,7 @@ async def measure_accepts(bench: Bench) -> None:
                 "seconds": bench.sizes.accepts_s,
             }
             report = await run_worker("accepts", settings, meter.on_event)
-            report["counted_by_the_queue"] = await _accepted_count(live)
+            report["counted_by_the_queue"] = await accepted_count(live)
         if not report["counted_by_the_queue"] == report["accepted_in_all"] == report["queue_ids"]:
             raise Unavailable(f"accepts at the client and in the queue differ: {report}")
         bench.values[key] = round(report["accepted"] / bench.sizes.accepts_s, 1)
@@ -83,7 +83,7 @@ async def measure_added(bench: Bench) -> None:
             bench.say(f"added latency: {rate_per_s} requests/s for {bench.sizes.added_s:g} s")
             meter = CpuMeter(live)
             report = await _open_loop(bench, live.gateway, f"added-{rate_per_s}", rate_per_s, meter.on_event)
-            added_s = await _less_engine(bench, report)
+            added_s = await less_engine(bench, report)
             summary = summary_ms(added_s)
             used = meter.summary(report["requests"])
             cpu[f"at_{rate_per_s}"] = round(sum(used["cpu_us_each"].values()) / 1e3, 2)
@@ -119,7 +119,7 @@ async def _open_loop(
     return report
 
 
-async def _less_engine(bench: Bench, report: Report) -> list[float]:
+async def less_engine(bench: Bench, report: Report) -> list[float]:
     """Seconds added to each traced request. Moves those from the report to sums of their legs."""
     ended: dict[str, float] = dict(report.pop("traced"))
     times = await bench.collector.times(ended, SPANS, SPANS_TIMEOUT_S)
@@ -144,13 +144,7 @@ async def measure_fanout(bench: Bench) -> None:
     bench.say(f"fan-out: {STREAMS} streams for {bench.sizes.fanout_s:g} s")
     seconds = bench.sizes.fanout_s + bench.sizes.warmup_s
     output_tokens = round(STEPS_PER_S * (seconds + 10.0))
-    (profile,) = (row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model, row.instance) == (GPU, 1, PROFILE, ""))
-    step_s = profile.decode_step_s(STREAMS, STREAMS * (PROMPT_TOKENS + STEPS_PER_S * seconds / 2))
-    shape = Shape(
-        time_scale=step_s * STEPS_PER_S,
-        agent={"coalesce_s": 0.0, "batch_max": STREAMS},
-        simulated={"tell_every_s": 0.001},
-    )
+    shape = stepped_shape(STREAMS, STEPS_PER_S, seconds)
     async with LiveCluster(bench.out / "fanout", shape, bench.seed, bench.collector) as live:
         await _warm_up(bench, live, "fanout-warmup")
         meter = CpuMeter(live)
@@ -168,6 +162,17 @@ async def measure_fanout(bench: Bench) -> None:
     bench.values["fanout_tokens_per_s"] = round(report["messages"] / report["seconds"], 1)
     bench.values["itl_p99_ms"] = report["itl_ms"]["p99"]
     bench.details["fanout"] = {**report, **meter.summary(report["messages"])}
+
+
+def stepped_shape(streams: int, steps_per_s: float, seconds: float) -> Shape:
+    """A cluster whose one agent makes so many steps a second with `streams` answers (mean over `seconds`), and holds no output back."""
+    (profile,) = (row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model, row.instance) == (GPU, 1, PROFILE, ""))
+    step_s = profile.decode_step_s(streams, streams * (PROMPT_TOKENS + steps_per_s * seconds / 2))
+    return Shape(
+        time_scale=step_s * steps_per_s,
+        agent={"coalesce_s": 0.0, "batch_max": streams},
+        simulated={"tell_every_s": 0.001},
+    )
 
 
 async def _warm_up(bench: Bench, live: LiveCluster, run_id: str) -> None:
@@ -192,7 +197,7 @@ def _requests(bench: Bench, run_id: str, *, output_tokens: int, slo_s: float) ->
     }
 
 
-async def _accepted_count(live: LiveCluster) -> int:
+async def accepted_count(live: LiveCluster) -> int:
     """The queue's acceptance counter."""
     queue = open_queue(QueueSettings(name=live.state.queue, url=live.state.queue_url))
     await queue.start()

@@ -25,11 +25,12 @@ AGENTS = ("h100-0", "h100-1", "h100-2", "h100-3")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """The parts of a cluster, besides one gateway and one estimator. `time_scale`: of its simulated engines, which have no hidden bias;
-    `agent`, `simulated`: more settings of them; `up`: of the supervision."""
+    `agent`, `simulated`: more settings of them; `up`: of the supervision. `http`: the gateway serves HTTP, too."""
 
     agents: int = 1
     planners: int = 1
     durability: str = "process"
+    http: bool = False
     time_scale: float = 1.0
     agent: Mapping[str, object] = field(default_factory=dict)
     simulated: Mapping[str, object] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class Shape:
         return {
             "queue": {"name": "bench", "durability": self.durability, "lease_ttl_s": LEASE_TTL_S},
             "models": [{"name": MODEL, "profile": PROFILE, "context_tokens_max": CONTEXT_TOKENS_MAX}],
-            "gateways": [{"name": "gateway-0", "listen": "127.0.0.1:0"}],
+            "gateways": [{"name": "gateway-0", "listen": "127.0.0.1:0", "http": {"listen": "127.0.0.1:0" if self.http else ""}}],
             # Work left at the end of a part is dropped.
             "gateway": {"drain_grace_s": 0.1},
             "planners": [{"name": f"planner-{number}"} for number in range(self.planners)],
@@ -77,6 +78,11 @@ class LiveCluster:
     def gateway(self) -> str:
         """Address of the gateway."""
         return self.state.of("gateway")[0].address
+
+    @property
+    def http(self) -> str:
+        """Host and port of its HTTP."""
+        return self.state.of("gateway")[0].http.removeprefix("http://")
 
     def now(self) -> ClusterState:
         """Its present processes. Raises Unavailable if `qlm up` has ended."""

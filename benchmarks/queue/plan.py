@@ -13,6 +13,7 @@ class Sizes:
     accepts_s: float = 8.0
     added_s: float = 12.0
     fanout_s: float = 8.0
+    open_streams: int = 10_000
     pull_queued: int = 400_000
     pull_seconds: float = 10.0
     bytes_queued: int = 100_000
@@ -29,6 +30,7 @@ QUICK = Sizes(
     accepts_s=0.7,
     added_s=1.0,
     fanout_s=1.0,
+    open_streams=100,
     pull_queued=6_000,
     pull_seconds=0.5,
     bytes_queued=2_000,

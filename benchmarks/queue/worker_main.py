@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import uvloop
 
+from benchmarks.gateway import http_load
 from benchmarks.queue import bare_chain
 from benchmarks.queue.accept_worker import accepts
 from benchmarks.queue.pull_worker import pulls
@@ -21,6 +22,10 @@ KINDS: Mapping[str, Callable[[Settings], Awaitable[Report]]] = {
     "open_loop": open_loop,
     "fanout": fanout,
     "pulls": pulls,
+    "http_accepts": http_load.accepts,
+    "http_open_loop": http_load.open_loop,
+    "http_events": http_load.events,
+    "http_held": http_load.held,
     "bare_gateway": bare_chain.gateway,
     "bare_planner": bare_chain.planner,
     "bare_agent": bare_chain.agent,

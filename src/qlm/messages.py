@@ -240,6 +240,7 @@ def result_value(message: request_pb2.Result) -> values.Result:
         incarnation=message.incarnation,
         timing=values.Timing(
             accepted_s=timing.accepted_s,
+            placed_s=timing.placed_s,
             started_s=timing.started_s,
             first_token_s=timing.first_token_s,
             finished_s=timing.finished_s,

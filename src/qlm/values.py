@@ -116,6 +116,7 @@ class Timing:
     """Times of a request; 0 where it never happened."""
 
     accepted_s: float
+    placed_s: float
     started_s: float
     first_token_s: float
     finished_s: float

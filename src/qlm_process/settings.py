@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Annotated, Literal
 
@@ -215,6 +216,7 @@ class SecuritySettings(Section):
         )
 
 
+@lru_cache(maxsize=256)  # each call over HTTP has its host checked
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is this machine's own."""
     if host == "localhost":

@@ -25,7 +25,8 @@ A terminal step (whoever takes it) stores the `Result` for `result_ttl_s`, sends
 request's gateway, deletes everything else of the request, and, if an agent owned it and did not take the step itself, sends that agent
 "cancel". A group's record goes with its last live request. The caller gives a serialized Result that lacks what the queue adds: tenant,
 request_id, model where it is empty, queue_id, attempts, incarnation, state, timing, and the progress as output.
-`timing.started_s` is the first pull that was not given back by `unpull`, `timing.first_token_s` when the first output was stored.
+`timing.placed_s` is the last `place`, `timing.started_s` the first pull that was not given back by `unpull`, `timing.first_token_s` when
+the first output was stored.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class AcceptReceipt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRequest:
     """A request that has not ended, as read back. `group_id`, `incarnation`: "" for none. `body` as accepted. `text`: its output so far is
-    pieces, not token ids. `started_s`, `first_token_s`: its first pull and its first output, 0 where there was none."""
+    pieces, not token ids. `placed_s`, `started_s`, `first_token_s`: its last placement, first pull and first output, 0 where there was
+    none."""
 
     queue_id: str
     key: RequestKey
@@ -113,6 +114,7 @@ class LiveRequest:
     gateway: str
     body: bytes
     text: bool = False
+    placed_s: float = 0.0
     started_s: float = 0.0
     first_token_s: float = 0.0
 

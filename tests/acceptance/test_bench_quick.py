@@ -15,9 +15,9 @@ from benchmarks.queue.stream_worker import TRACED_EVERY
 TIMEOUT_S = 240
 
 
-def run_bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+def run_bench(out: Path, *arguments: str, bench: str = "queue") -> tuple[dict[str, Any], str]:
     """The JSON object of its last line, and what it said."""
-    command = [sys.executable, "-m", "benchmarks", "queue", "--json", "--quick", "--seed", "2", "--out", str(out), *arguments]
+    command = [sys.executable, "-m", "benchmarks", bench, "--json", "--quick", "--seed", "2", "--out", str(out), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("QLM_", "OTEL_"))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
     said = f"{done.stdout}\n{done.stderr}"
@@ -66,3 +66,21 @@ def test_the_queue_by_itself_and_losses_are_measured(tmp_path: Path) -> None:
     assert found["recover_p99_s"] > 1
     (kill,) = context["recover"]["kills"]
     assert kill["owned"] == context["recover"]["recover_ms"]["n"] > 0
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_a_gateway_over_http_is_measured(tmp_path: Path) -> None:
+    found, said = run_bench(tmp_path, bench="gateway")
+    context = found["context"]
+    assert context["failures"] == {}, said
+    assert context["targets"]["http_accepts_per_s"] == ">= 2,000"
+    assert all(found[key] > 0 for key in context["targets"] if key != "rss_mib")
+    accepts = context["accepts"]
+    assert accepts["counted_by_the_queue"] == accepts["accepted_in_all"] == accepts["ids"]
+    added = context["added"]
+    assert added["ended"] == added["requests"]
+    assert 0 < added["engine_ms"]["p50"] < added["answer_ms"]["p50"]
+    assert context["memory"]["kept"] == context["memory"]["wanted"] == 100
+    assert 0 < found["rss_mib"]["idle"] < found["rss_mib"]["open"] + 5.0
+    # A gateway that is held to one core uses no more.
+    assert context["events"]["cores"]["gateway-0"] <= 1.05

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,8 +104,9 @@ def test_a_decision_that_the_code_names_exists() -> None:
     assert {(name, number) for name, number in named if number not in known} == set()
 
 
-def test_the_changelog_names_the_unreleased_changes() -> None:
-    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()
+def test_the_changelog_has_a_section_for_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert re.search(rf"^## Unreleased$.*^## {re.escape(version)} - \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.M | re.S)
 
 
 # The committed stubs are those that the protos give -------------------------------------------------------------------

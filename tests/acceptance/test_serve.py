@@ -13,6 +13,7 @@ from pathlib import Path
 import openai
 import yaml
 
+from qlm_cli.profiles.exchange import read_profiles
 from running_serve import PATIENCE_S, serve
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL, text_prompt
@@ -49,6 +50,23 @@ def test_servers_that_run_are_served_with_one_command(tmp_path: Path) -> None:
     finally:
         for server in (first, second, third):
             server.kill()
+
+
+def test_servers_are_measured_once_while_they_serve(tmp_path: Path) -> None:
+    server = RunningTextServer("--model", MODEL).start()
+    try:
+        with serve(tmp_path / "state", server.url, api_key=KEY) as served:
+            address = served.ready().of("gateway")[0].address
+            assert served.chat(MODEL, text_prompt(1, 10, 7)), "served from the prior"
+            deadline_s = time.monotonic() + PATIENCE_S
+            while not (measured := [row for row in read_profiles(None, (address,)).hardware if row.origin == "measured"]):
+                assert time.monotonic() < deadline_s, (tmp_path / "state" / "serve.log").read_text()
+                time.sleep(0.2)
+            assert {(row.gpu, row.n_gpu, row.model) for row in measured} == {("A100-80GB", 1, MODEL)}
+            log = (tmp_path / "state" / "serve.log").read_text()
+            assert log.count("first_profile_measured") == log.count("first_profile_begins") == 1
+    finally:
+        server.kill()
 
 
 def test_a_batch_outlives_its_gateway(tmp_path: Path) -> None:

@@ -19,10 +19,8 @@ pytestmark = pytest.mark.xdist_group("cluster")
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 110
-PACKAGES = tuple(
-    ROOT / package
-    for package in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = tuple(ROOT / package for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 
 
 def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
@@ -33,6 +31,9 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of `make release`, or a new one."""
+    if given := os.environ.get("QLM_TEST_WHEEL"):
+        return ROOT / given
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT, cwd=out)
     (path,) = out.glob("*.whl")
@@ -75,7 +76,8 @@ def test_no_package_of_the_tree_is_left_out() -> None:
 
 
 def test_the_command_runs_from_a_fresh_environment(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    assert "qlm, version" in run(installed / "bin/qlm", "--version", cwd=tmp_path, env=environment)
+    version = PROJECT["project"]["version"]
+    assert f"qlm, version {version}" in run(installed / "bin/qlm", "--version", cwd=tmp_path, env=environment)
     script = """
 from click.testing import CliRunner
 from qlm_cli.root import root
@@ -102,8 +104,7 @@ def test_the_shipped_configuration_is_read_from_there(installed: Path, environme
 
 
 def lowest_versions() -> list[str]:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    return [each.split(",")[0].replace(">=", "==") for each in declared]
+    return [each.split(",")[0].replace(">=", "==") for each in PROJECT["project"]["dependencies"]]
 
 
 @pytest.fixture(scope="module", params=["resolved", "lowest"])

@@ -167,7 +167,7 @@ def _plain(value: Any, numbers: Mapping[str, int], payloads: Callable[..., Any] 
             if isinstance(value, GroupRecord):
                 fields.pop("next_deadline_s")
             if isinstance(value, LiveRequest):
-                fields.update((name, fields[name] > 0.0) for name in ("started_s", "first_token_s"))
+                fields.update((name, fields[name] > 0.0) for name in ("placed_s", "started_s", "first_token_s"))
             if isinstance(value, LivePage):
                 fields["after"] = number(value.after)
             if "queue_id" in fields:

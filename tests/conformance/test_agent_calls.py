@@ -109,7 +109,7 @@ async def test_complete_keeps_the_model_that_the_caller_names(scene: Scenario) -
     assert (await result_of(scene, "r1")).model == "m:adapter"
 
 
-async def test_times_are_those_of_the_first_pull_and_the_first_output(scene: Scenario) -> None:
+async def test_times_are_those_of_the_placement_the_first_pull_and_the_first_output(scene: Scenario) -> None:
     later = scene.mirror.real.pass_time
     first = (await scene.run("r1"))["r1"]
     pulled_s = await later()
@@ -121,7 +121,7 @@ async def test_times_are_those_of_the_first_pull_and_the_first_output(scene: Sce
     said = Result(timing=Timing(started_s=5.0, first_token_s=6.0, finished_s=7.0)).SerializeToString()
     await scene.mirror("complete", scene.incarnation, [replace(completion(second, 1, [2]), result=said)])
     timing = (await result_of(scene, "r1")).timing
-    assert 0 < timing.accepted_s <= timing.started_s <= pulled_s < timing.first_token_s <= emitted_s < timing.finished_s
+    assert 0 < timing.accepted_s <= timing.placed_s <= timing.started_s <= pulled_s < timing.first_token_s <= emitted_s < timing.finished_s
 
 
 async def test_a_pull_that_was_given_back_is_no_start(scene: Scenario) -> None:
@@ -130,7 +130,7 @@ async def test_a_pull_that_was_given_back_is_no_start(scene: Scenario) -> None:
     await scene.mirror("cancel", key_of("r1"), b"")
     timing = (await result_of(scene, "r1")).timing
     assert (timing.started_s, timing.first_token_s) == (0.0, 0.0)
-    assert timing.accepted_s <= timing.finished_s
+    assert timing.accepted_s <= timing.placed_s <= timing.finished_s
 
 
 async def test_progress_says_whether_it_is_text(scene: Scenario) -> None:

@@ -191,7 +191,12 @@ async def test_find_tells_when_it_was_first_pulled_and_first_made_output(scene: 
         assert isinstance(found, LiveRequest)
         return found.started_s, found.first_token_s
 
-    await scene.queue_up("g", "r1")
+    await scene.accept("r1")
+    assert live(await mirror("find", key_of("r1"))).placed_s == 0.0
+    await scene.mirror.real.pass_time()
+    await scene.place("g", "r1")
+    placed = live(await mirror("find", key_of("r1")))
+    assert placed.placed_s > placed.accepted_s
     assert await times() == (0.0, 0.0)
     request = (await scene.pull())["r1"]
     started_s, _ = await times()

@@ -73,6 +73,33 @@ async def test_the_queue_is_read_once_however_many_browsers_look(rig: Rig, monke
     assert later["at_s"] > found[0][1]["at_s"]
 
 
+async def statuses(url: str, *paths: str, key: str = "") -> list[int]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(url, headers=headers, timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
+        return [(await session.get(path)).status for path in paths]
+
+
+async def test_an_admin_port_takes_the_page_and_the_metrics_off_the_public_one(rig: Rig, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    client, operator = add_key(file, "acme"), add_key(file, "ops", Role.OPERATOR)
+    gateway = await rig.gateway(security={"key_file": str(file)}, http={**HTTP, "admin_listen": "127.0.0.1:0"})
+    public, admin = gateway.gateway.http_url, gateway.gateway.admin_url
+    assert await statuses(public, "/page", "/page/cluster", "/metrics", "/v1/models", key=operator) == [404, 404, 404, 200]
+    assert await statuses(admin, "/page", "/page/cluster", "/metrics", "/v1/models", key=operator) == [200, 200, 200, 404]
+    assert await statuses(admin, "/page", "/page/cluster", "/metrics", key=client) == [200, 403, 403]
+    assert await statuses(admin, "/page", "/page/cluster", "/metrics") == [200, 401, 401]
+
+
+async def test_without_an_admin_port_only_loopback_serves_them(rig: Rig) -> None:
+    gateway = await http_gateway(rig)
+    assert await statuses(gateway.gateway.http_url, "/page", "/metrics", "/v1/models") == [200, 200, 200]
+    async with aiohttp.ClientSession() as session, session.get(f"{gateway.gateway.http_url}/metrics") as answer:
+        assert "qlm_gateway_http_answers_total" in await answer.text()
+    others = await rig.gateway(security={"no_auth": True}, http={**HTTP, "listen": "0.0.0.0:0"})
+    url = others.gateway.http_url.replace("0.0.0.0", "127.0.0.1")
+    assert await statuses(url, "/page", "/page/cluster", "/metrics", "/v1/models") == [404, 404, 404, 200]
+
+
 async def test_only_operators_see_it_where_there_are_keys(rig: Rig, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     client, operator, service = add_key(file, "acme"), add_key(file, "ops", Role.OPERATOR), add_key(file, "services", Role.SERVICE)
@@ -112,7 +139,7 @@ async def test_a_timeline_tells_each_attempt(rig: Rig) -> None:
     status, document = await get(url, "/page/request?id=mine")
     request = document["request"]
     assert (status, request["state"], request["output_tokens"], request["error"], request["finished"]) == (200, "running", 5, None, None)
-    assert [each["what"] for each in document["timeline"]["recorded"]] == ["accepted", "first pull", "first token"]
+    assert [each["what"] for each in document["timeline"]["recorded"]] == ["accepted", "placed", "first pull", "first token"]
     await rig.agent.evict_all()
     await rig.agent.pull()
     await rig.agent.step(15)
@@ -122,7 +149,7 @@ async def test_a_timeline_tells_each_attempt(rig: Rig) -> None:
     _, document = await get(url, "/page/request?id=mine")
     told = document["timeline"]
     assert (document["request"]["state"], document["request"]["attempts"]) == ("completed", 2)
-    assert [each["what"] for each in told["recorded"]] == ["accepted", "first pull", "first token", "completed"]
+    assert [each["what"] for each in told["recorded"]] == ["accepted", "placed", "first pull", "first token", "completed"]
     assert [(each["what"], each["instance"], each["attempt"]) for each in told["events"] if each["what"] != "predicted"] == [
         ("pulled", "a100-0", 1), ("requeued: evicted", "a100-0", 1), ("pulled", "a100-0", 2),
     ]  # fmt: skip

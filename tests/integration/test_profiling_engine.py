@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 
 import pytest
 
@@ -15,15 +16,19 @@ from qlm_agent.engines.port import Engine, EngineFailure, EngineOutput, EngineRe
 from qlm_agent.engines.simulated.engine import SimulatedEngine
 from qlm_agent.engines.simulated.timing import InstanceNoise
 from qlm_agent.profiling import session
+from qlm_agent.profiling.design import FIRST
 from qlm_agent.profiling.experiment import Profiler
 from qlm_agent.profiling.fitting import fit
 from qlm_agent.profiling.measurements import Measurements
 from qlm_agent.profiling.rows import ProfiledModel
 from qlm_agent.profiling.runs import ProfilingFailed
 from qlm_agent.profiling.session import profile_engine, until_stopped
+from qlm_cli.serve.document import facts_of
 from qlm_core.errors import ConfigError
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
+from running_text_server import RunningTextServer
+from text_server import KEY, MODEL
 from virtual_time import in_virtual_time
 
 SHIPPED = shipped_snapshot()
@@ -74,6 +79,31 @@ def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) -> Non
     assert row.recompute_us_per_token == pytest.approx(bias * truth.recompute_us_per_token, rel=0.15)
     assert found.measured.notes == []
     assert found.measured.engine_s < 200.0
+
+
+def test_a_first_profile_of_a_text_server_is_measured_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    server = RunningTextServer().start()
+    try:
+        config = AgentConfig.model_validate({
+            "models": [{"name": MODEL, "profile": MODEL, "facts": asdict(facts_of(MODEL)), "context_tokens_max": 2_000}],
+            "agent": {
+                "gpu": "A100-80GB", "engine": "openai", "models": [MODEL],
+                "openai": {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text"},
+            },
+        })  # fmt: skip
+        measuring = profile_engine(config, SHIPPED, (), limit_s=600.0, say=lambda _: None, clock=time.monotonic, extent=FIRST)
+        (found,) = asyncio.run(measuring)
+    finally:
+        server.kill()
+    assert (found.row.gpu, found.row.model, found.row.origin) == ("A100-80GB", MODEL, "measured")
+    assert {each.tokens for each in found.measured.prefills if not each.resumed} == {16, 128, 512, 1_024}
+    assert {each.sequences for each in found.measured.windows} == {1, 4, 16}
+    # A step of the double is a millisecond and what sleeping so long costs this machine, whatever the batch.
+    steps_s = [each.seconds / each.steps for each in found.measured.windows]
+    assert min(steps_s) > 0.001
+    assert 0.5 * min(steps_s) < found.row.decode_step_s(4, 1_000) < 2.0 * max(steps_s)
+    assert not any("left no time" in note for note in found.measured.notes)
 
 
 def test_one_model_of_each_profile_unless_they_are_named() -> None:

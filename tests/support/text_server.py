@@ -1,7 +1,8 @@
 """A small server of OpenAI's completions API that knows only text, as a process of its own, with the faults that servers have.
 
 A prompt is "<anything> [30 words]": the answer has so many words, each made from what stands before the bracket and from its place, so
-output is the same however often it is interrupted. What follows the bracket is output already. A word is a token.
+output is the same however often it is interrupted. What follows the bracket is output already. A word is a token. The answer to another
+prompt fills the context.
 
 Of a chat the last message is the prompt, or the last but one where `continue_final_message` is set, which is output already then.
 
@@ -35,6 +36,8 @@ POISON, POISON_S = "poison", 0.05
 """A prompt with this word ends the server, after so long."""
 MODEL, OTHER_MODEL = "text-model", "other-model"
 PROMPT = re.compile(r"^(?P<head>.*?)\[(?P<answer>\d+) words\](?P<made>.*)$", re.DOTALL)
+UNSAID = f"[{CONTEXT_WORDS} words]"
+"""How long the answer to another prompt is."""
 WORDS_BEFORE_FAULT = 5
 WORD_S = 0.001
 LIMITED_S = 0.1
@@ -176,9 +179,9 @@ class TextServer:
             said = [message["content"] for message in body["messages"]]
             body["prompt"] = said[-2] + said[-1] if body.get("continue_final_message") else said[-1]
             self._calls.append(json.dumps(body["messages"]))
-        found = PROMPT.match(body["prompt"])
+        found = PROMPT.match(body["prompt"]) or PROMPT.match(body["prompt"] + UNSAID)
         if found is None or "return_token_ids" in body:
-            return _error(400, "only text prompts of its own kind")
+            return _error(400, "only text prompts")
         made = len(found["made"].split())
         words = len(found["head"].split()) + 1
         if words + made >= CONTEXT_WORDS or (fault == "strict" and words + made + body.get("max_tokens", 0) > CONTEXT_WORDS):

@@ -13,7 +13,7 @@ from qlm_agent.config import AgentConfig, served_models
 from qlm_cli.root import root
 from qlm_cli.serve.command import changed_processes
 from qlm_cli.serve.discovery import FoundModel, FoundServer
-from qlm_cli.serve.document import PARAMETERS_BILLION, Document, ServeOptions, document, facts_of, size_billion
+from qlm_cli.serve.document import KEY_VARIABLE, PARAMETERS_BILLION, Document, ServeOptions, document, facts_of, size_billion
 from qlm_cli.serve.local import Host, LocalModel, LocalOptions, local_document
 from qlm_cli.serve.machine import local_model, this_host
 from qlm_core.errors import ConfigError
@@ -102,6 +102,25 @@ def test_options_that_do_not_fit_are_refused(options: ServeOptions, servers: lis
 def test_an_alias_is_a_name_of_its_own(aliases: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="aliases"):
         aliases_of(GatewayConfig.model_validate({"models": [{"name": "small", "profile": "small", "aliases": aliases}]}).models)
+
+
+def test_a_first_profile_is_measured_unless_it_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: list[int] = []
+
+    async def found(urls: object, api_key: str) -> tuple[list[FoundServer], list[object]]:
+        return [FIRST], []
+
+    def run(settings: Document, state_dir: Path, overrides: object, *tasks: object) -> int:
+        beside.append(len(tasks))
+        return 0
+
+    monkeypatch.setattr("qlm_cli.serve.command.discover", found)
+    monkeypatch.setattr("qlm_cli.serve.command._run", run)
+    monkeypatch.setenv(KEY_VARIABLE, "")
+    for words in ((), ("--no-first-profile",)):
+        done = CliRunner().invoke(root, ["serve", FIRST.url, "--state-dir", str(tmp_path), *words])
+        assert done.exit_code == 0, done.output
+    assert beside == [2, 1]
 
 
 def test_only_processes_that_read_other_settings_start_again() -> None:

@@ -87,7 +87,7 @@ def test_other_hosts_are_served_only_where_a_setting_says_so(address: str) -> No
     tls = {"tls_cert_file": "a", "tls_key_file": "b", "tls_ca_file": "c"}
     for allowed in ({"no_auth": True}, {"key_file": "keys", "no_tls": True}, {"key_file": "keys", **tls}):
         SecuritySettings.model_validate(allowed).check_listen("listen", address)
-    assert HttpSettings(listen=address).port == 80
+    assert HttpSettings(listen=address, admin_listen=address).listen == address
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.0.1:80", "[::1]:80", "localhost:80", "unix:/run/qlm.sock"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import pairwise
 
 import pytest
-from benchmarks.figures import document
+from benchmarks.figures import document, parts_of
+from benchmarks.gateway.chats import chats_of
+from benchmarks.gateway.http_client import HttpConnection
 from benchmarks.queue.bulk_queue import chunks
-from benchmarks.queue.figures import BY_KEY, FIGURES, PARTS, parts_of
+from benchmarks.queue.figures import BY_KEY, FIGURES
 from benchmarks.queue.front import ENGINE_LEG, LEGS, leg_s
 from benchmarks.queue.live import AGENTS, Shape
 from benchmarks.queue.prompts import PROMPTS, PromptSource
@@ -19,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from qlm_core.simulated_model import answer_length
+from qlm_core.simulated_model import answer_length, text_token_count
 from qlm_load.workload.output_bounds import OUTPUT_BOUNDS
 
 KEYS = {
@@ -98,10 +101,9 @@ def test_targets_are_judged_by_every_point_that_has_one() -> None:
 
 
 def test_parts_are_chosen_by_their_own_name_or_by_a_key_of_theirs() -> None:
-    assert parts_of(()) == PARTS
-    assert parts_of(("itl_p99_ms",)) == ("fanout",)
-    assert parts_of(("lost", "accepts", "greedy_equal")) == ("accepts", "campaign")
-    assert {figure.part for figure in FIGURES} == set(PARTS)
+    assert parts_of(FIGURES, ()) == ("accepts", "added", "fanout", "pulls", "bytes", "failover", "recover", "campaign")
+    assert parts_of(FIGURES, ("itl_p99_ms",)) == ("fanout",)
+    assert parts_of(FIGURES, ("lost", "accepts", "greedy_equal")) == ("accepts", "campaign")
 
 
 def test_requests_ask_the_engine_for_a_length_that_no_other_process_is_told() -> None:
@@ -176,3 +178,31 @@ def test_a_cluster_is_described_whole() -> None:
     assert isinstance(agent, dict)
     assert agent["batch_max"] == 8
     assert agent["simulated"] == {"time_scale": 4.0, "seed": 5, "bias_max": 0.0, "tell_every_s": 0.1}
+
+
+def test_chats_are_calls_of_their_own_id_and_the_same_for_a_seed() -> None:
+    settings = {"address": "127.0.0.1:80", "seed": 1, "run_id": "run", "prompt_tokens": 64, "output_tokens": 16, "slo_s": 20.0}
+    chats = chats_of(settings, headers="x-qlm-mode: enqueue\r\n", stream=True)
+    head, _, body = chats.call(3, "traceparent: t\r\n").partition(b"\r\n\r\n")
+    assert {b"Idempotency-Key: run-3", b"x-qlm-mode: enqueue", b"x-qlm-slo-seconds: 20", b"traceparent: t"} < set(head.split(b"\r\n"))
+    document = json.loads(body)
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert text_token_count(document["messages"][0]["content"]) == 64
+    assert (document["max_tokens"], document["ignore_eos"], document["stream"]) == (16, True, True)
+    assert chats_of(settings).call(7) == chats_of(settings).call(7) != chats_of({**settings, "seed": 2}).call(7)
+
+
+async def test_events_are_counted_wherever_the_bytes_are_cut() -> None:
+    answer = b"HTTP/1.1 200 OK\r\n\r\n" + b"id: 1\ndata: {}\n\n" * 5
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for byte in answer:
+            writer.write(bytes([byte]))
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, HttpConnection(f"127.0.0.1:{port}") as connection:
+        assert sum([number async for number in connection.events(b"GET / HTTP/1.1\r\n\r\n")]) == 5

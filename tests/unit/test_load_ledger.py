@@ -40,7 +40,7 @@ def result_of(workload: Workload, index: int, **changes: object) -> Result:
         output_tokens=request.output_tokens,
         attempts=1,
         incarnation="a/1",
-        timing=Timing(accepted_s=0, started_s=0, first_token_s=0, finished_s=0),
+        timing=Timing(accepted_s=0, placed_s=0, started_s=0, first_token_s=0, finished_s=0),
         token_ids=tuple(workload.expected_output(request)),
         pieces=(),
         text="",

@@ -75,7 +75,7 @@ def result(tokens: tuple[int, ...]) -> Result:
         output_tokens=3,
         attempts=1,
         incarnation="a/1",
-        timing=Timing(accepted_s=0, started_s=0, first_token_s=0, finished_s=0),
+        timing=Timing(accepted_s=0, placed_s=0, started_s=0, first_token_s=0, finished_s=0),
         token_ids=tokens,
         pieces=(),
         text="Three words here.",

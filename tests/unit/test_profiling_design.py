@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_agent.profiling.design import DECODE_STEPS, KV_SHARE, PREFILL_BUDGET_TOKENS, PREFILL_REPEATS, EngineLimits, design
+from qlm_agent.profiling.design import (
+    DECODE_STEPS,
+    FIRST,
+    KV_SHARE,
+    PREFILL_BUDGET_TOKENS,
+    PREFILL_REPEATS,
+    WHOLE,
+    EngineLimits,
+    Extent,
+    design,
+)
 
 LIMITS = st.builds(
     EngineLimits,
@@ -16,9 +26,12 @@ LIMITS = st.builds(
 )
 
 
-@given(LIMITS)
-def test_everything_fits(limits: EngineLimits) -> None:
-    plan = design(limits)
+EXTENTS = st.sampled_from((WHOLE, FIRST))
+
+
+@given(LIMITS, EXTENTS)
+def test_everything_fits(limits: EngineLimits, extent: Extent) -> None:
+    plan = design(limits, extent)
     room = KV_SHARE * limits.kv_capacity_tokens
     for batch in plan.batches:
         each = batch.prompt_tokens + batch.output_tokens
@@ -35,12 +48,18 @@ def test_everything_fits(limits: EngineLimits) -> None:
     assert sum(plan.prefills) <= PREFILL_REPEATS * 2 * 8_192
 
 
-@given(LIMITS)
-def test_base_sequences_and_context_can_be_told_apart(limits: EngineLimits) -> None:
-    plan = design(limits)
+@given(LIMITS, EXTENTS)
+def test_base_sequences_and_context_can_be_told_apart(limits: EngineLimits, extent: Extent) -> None:
+    plan = design(limits, extent)
     assert len({batch.sequences for batch in plan.batches}) >= 2
     assert len({batch.prompt_tokens for batch in plan.batches}) >= 2
     assert len(set(plan.prefills)) >= 3
+
+
+def test_a_first_profile_is_a_few_runs() -> None:
+    plan = design(EngineLimits(context_tokens_max=8_192, kv_capacity_tokens=460_784, batch_max=256), FIRST)
+    assert sum(batch.sequences for batch in plan.batches) + len(plan.prefills) == 29  # two of them again
+    assert plan.prefills == (16, 128, 512, 1_024)
 
 
 def test_a_large_engine_gets_the_whole_experiment() -> None:

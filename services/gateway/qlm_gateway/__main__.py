@@ -26,7 +26,8 @@ async def _serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     gateway = Gateway(config, queue, provider, lambda: uuid4().hex, metrics)
 
     def on_ready(address: str) -> None:
-        structlog.get_logger().info("ready", address=address, http=gateway.http_url, metrics_port=endpoint.port, gateway=gateway.gateway_id)
+        urls = {"http": gateway.http_url, "admin": gateway.admin_url}
+        structlog.get_logger().info("ready", address=address, **urls, metrics_port=endpoint.port, gateway=gateway.gateway_id)
 
     try:
         await gateway.run(stop, on_ready)

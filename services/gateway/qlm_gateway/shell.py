@@ -113,7 +113,7 @@ class Gateway:
             new_id,
             callers,
             config.security,
-            PageRoutes(service, queue, callers, settings.name, config.security.credentials(), monotonic),
+            PageRoutes(service, queue, callers, self.metrics.registry, settings.name, config.security.credentials(), monotonic),
             BatchRoutes(folder, settings.batches, callers, now_s, settings.http.body_timeout_s) if folder is not None else None,
             tool_forms_of(config.models, texts, aliases),
             is_serving=lambda: not self._watch.away and not self._hub.draining,
@@ -132,6 +132,11 @@ class Gateway:
         """Where the OpenAI API is served; empty where it is off, and before the start."""
         return self._http.url
 
+    @property
+    def admin_url(self) -> str:
+        """Where the page and metrics are served alone; empty where they are not, and before the start."""
+        return self._http.admin_url
+
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
         """Starts, calls `on_ready` with the address, and serves until `stop` is set; then drains. Raises ConfigError."""
         if not await reach_queue(self._queue, self._clock, stop):
@@ -141,8 +146,7 @@ class Gateway:
         stopping = asyncio.create_task(stop.wait())
         try:
             await self._server.start()
-            if self._settings.http.listen:
-                await self._http.start()
+            await self._http.start()
             await self._server.set_serving(True)
             on_ready(self._server.address)
             both: list[asyncio.Task[Any]] = [background, stopping]

@@ -17,6 +17,7 @@ import yaml
 from qlm_cli.options import set_option
 from qlm_cli.serve.discovery import FoundServer, discover
 from qlm_cli.serve.document import BATCH_MAX, DEFAULT_GPU, KEY_VARIABLE, Document, ServeOptions, document
+from qlm_cli.serve.first_profile import measure_first
 from qlm_cli.serve.local import LocalOptions, local_document
 from qlm_cli.serve.machine import local_model, this_host
 from qlm_cli.up.cluster import Cluster
@@ -93,6 +94,12 @@ def _counts(context: click.Context, parameter: click.Parameter, values: tuple[st
     metavar="MODEL=FILE",
     help="A model's tokenizer.json: exact counts, and on vLLM streams that go on token by token after any loss. May be repeated.",
 )
+@click.option(
+    "--first-profile/--no-first-profile",
+    default=True,
+    show_default=True,
+    help="Measure the servers while they serve: some 30 requests of each model, a minute at most, unless the queue has its profile.",
+)
 @click.option("--http", default="127.0.0.1:8080", show_default=True, metavar="HOST:PORT", help="Where the OpenAI API listens.")
 @click.option("--grpc", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="Where the gRPC API listens.")
 @click.option("--state-dir", default="qlm-state", show_default=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
@@ -111,6 +118,7 @@ def serve(
     batch_max: int | None,
     aliases: Mapping[str, str],
     tokenizers: Mapping[str, str],
+    first_profile: bool,
     http: str,
     grpc: str,
     state_dir: Path,
@@ -120,8 +128,8 @@ def serve(
     on this machine (--engine vllm --model DIR).
 
     Finds models and contexts, makes a configuration, and runs a whole cluster on it, with one agent a server, or one for the GPUs that a
-    model needs. Servers that cannot be reached join when they can. How fast engines are is learned as they serve. Ctrl-C drains and stops,
-    as for `qlm up`.
+    model needs. Servers that cannot be reached join when they can. Predictions begin from data sheets; servers are measured once, beside
+    the traffic, and their speed is learned as they serve. Ctrl-C drains and stops, as for `qlm up`.
 
     Exit codes: 0 stopped, 1 failed, 2 wrong use or configuration, or no server serves.
     """
@@ -154,14 +162,17 @@ def serve(
         asyncio.run(servers.refresh())
         if not servers.found:
             raise ConfigError("; ".join(f"{url}: {reason}" for url, reason in servers.missing.items()) or "give the URL of a server")
-        sys.exit(_run(document(list(servers.found.values()), options), state_dir, overrides, partial(_follow, servers, options)))
+        beside: list[Beside] = [partial(_follow, servers, options)]
+        if first_profile:
+            beside.append(lambda cluster, _settings, path, given: measure_first(cluster, path, given))
+        sys.exit(_run(document(list(servers.found.values()), options), state_dir, overrides, *beside))
 
 
-Follow = Callable[[Cluster, Document, Path, Mapping[str, object]], Coroutine[None, None, None]]
+Beside = Callable[[Cluster, Document, Path, Mapping[str, object]], Coroutine[None, None, None]]
 
 
-def _run(settings: Document, state_dir: Path, overrides: Mapping[str, str], follow: Follow | None = None) -> int:
-    """Writes the configuration and runs the cluster until it is stopped, beside what `follow` does; the exit code."""
+def _run(settings: Document, state_dir: Path, overrides: Mapping[str, str], *beside: Beside) -> int:
+    """Writes the configuration and runs the cluster until it is stopped, with these tasks beside it; the exit code."""
     path = state_dir / CONFIG_FILE
     path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     given = {**overrides, "queue.state_dir": str(state_dir)}
@@ -171,14 +182,14 @@ def _run(settings: Document, state_dir: Path, overrides: Mapping[str, str], foll
     run = ClusterRun(cluster)
 
     async def main(stop: asyncio.Event) -> None:
-        following = asyncio.create_task(follow(cluster, settings, path, given), name="serve-follow") if follow else None
+        tasks = [asyncio.create_task(each(cluster, settings, path, given)) for each in beside]
         try:
             await run.main(stop)
         finally:
-            if following is not None:
-                following.cancel()
+            for task in tasks:
+                task.cancel()
                 with suppress(asyncio.CancelledError):
-                    await following
+                    await task
 
     return run_service(main) or run.exit_code
 

@@ -83,7 +83,7 @@ local function place(keys, args)
     groups[index] = group_at(args, at)
     at = groups[index].first + groups[index].strings
   end
-  local statuses = {}
+  local statuses, now = {}, now_ms()
   while at <= #args do
     local id, hash_key, group = args[at], args[at + 1], groups[tonumber(args[at + 2])]
     at = at + 3
@@ -98,7 +98,7 @@ local function place(keys, args)
         join_group(batch, group.gid, record)
         local changes = changes_of(batch, group.gid)
         changes.live = changes.live + 1
-        redis.call('HSET', hash_key, 's', state_text(record), 'g', group.gid)
+        redis.call('HSET', hash_key, 's', state_text(record), 'g', group.gid, 'p', integer(now - record.accepted_ms))
         batch.settled[#batch.settled + 1] = id
         count(batch, 'unplaced', -1)
       end

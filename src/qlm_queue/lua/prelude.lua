@@ -136,19 +136,21 @@ local function state_parts(stored)
 end
 
 -- The record of a live request, or nil. Its hash holds few, long fields, since each field of a write costs: `f` what never changes, `s`
--- what changes as it runs, `w` gateway, `g` group, `x` expiry, `b` bytes counted for it at its acceptance. Times are milliseconds; those
--- that may be '' are strings.
+-- what changes as it runs, `w` gateway, `g` group, `p` its last placement (ms after acceptance), `x` expiry, `b` bytes counted for it at its
+-- acceptance. Times are milliseconds; those that may be '' are strings.
 local function read_request(hash_key)
-  local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'g', 'x', 'b')
+  local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'g', 'x', 'b', 'p')
   if not fields[1] then return nil end
   local id, number, accepted_ms, prompt_tokens, class = string.match(fields[1], '^(%S+) (%d+) (%d+) (%d+) (.*)$', 17)
   local state, attempt, failed, started_ms, first_output_ms, form, owner = state_parts(fields[2])
+  local placed = tonumber(fields[7] or '')
   return {
     key = hash_key, fixed = fields[1], stored_state = fields[2], gateway = fields[3], group = fields[4] or '',
     expiry_ms = fields[5] or '', digest = string.sub(fields[1], 1, 16), id = id, number = tonumber(number),
     accepted_ms = tonumber(accepted_ms), prompt_tokens = tonumber(prompt_tokens), class = class,
     state = state, attempt = tonumber(attempt), failed = tonumber(failed), started_ms = started_ms, first_output_ms = first_output_ms,
     form = form, owner = owner, bytes = tonumber(fields[6]) or 0,
+    placed_ms = placed and accepted_ms and integer(accepted_ms + placed) or '',
   }
 end
 
@@ -231,9 +233,9 @@ local function read_terminal(prefix, hash_key)
   }
 end
 
--- An answer of six strings that LiveRequest is made of; with the progress, Pulled.
+-- An answer of seven strings that LiveRequest is made of; with the progress, Pulled.
 local function live_answer(record, body, progress)
-  return { record.key, record.fixed, state_text(record), record.gateway, record.group, body, progress }
+  return { record.key, record.fixed, state_text(record), record.gateway, record.group, record.placed_ms, body, progress }
 end
 
 local function terminal_answer(record)

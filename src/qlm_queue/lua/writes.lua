@@ -351,7 +351,7 @@ local function finish(batch, record, state, result, body, progress, frame, event
   local told = result .. pb_bytes(1, unescape(tenant)) .. pb_bytes(2, unescape(request_id)) .. model
     .. pb_uint(4, STATE_NUMBER[state]) .. pb_uint(9, record.attempt) .. pb_bytes(10, id) .. pb_bytes(11, ended_by)
     .. pb_bytes(8, pb_double(1, record.accepted_ms / 1000) .. pb_seconds(2, record.started_ms) .. pb_seconds(3, record.first_output_ms)
-      .. pb_double(4, finished_ms / 1000))
+      .. pb_double(4, finished_ms / 1000) .. pb_seconds(5, record.placed_ms or ''))
   local logprobs, stored_logprobs = take_logprobs(prefix, id, record)
   local output = record.form == '1' and progress or logprobs .. pb_bytes(14, progress)
   local header = state .. integer(record.attempt) .. ' ' .. #progress .. ' ' .. id .. ' ' .. #ended_by .. ' ' .. ended_by .. '\n'

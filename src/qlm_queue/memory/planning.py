@@ -56,7 +56,7 @@ def _place_one(step: Step, placement: GroupPlacement, wanted: RequestPlacement) 
         return StepStatus.DONE if waits_there else StepStatus.STALE
     group = _ready(step, placement)
     group.live += 1
-    request.group_id = group.group_id
+    request.group_id, request.placed_s = group.group_id, step.now_s
     del state.unplaced[request.queue_id]
     step.join(group, request)
     return StepStatus.DONE

@@ -48,6 +48,7 @@ class StoredRequest:
     failed_attempts: int = 0
     read: bool = False
     text: bool = False
+    placed_s: float = 0.0
     started_s: float = 0.0
     first_token_s: float = 0.0
     progress: bytearray = field(default_factory=bytearray)
@@ -81,6 +82,7 @@ class StoredRequest:
             gateway=self.gateway,
             body=self.body,
             text=self.text,
+            placed_s=self.placed_s,
             started_s=self.started_s,
             first_token_s=self.first_token_s,
         )

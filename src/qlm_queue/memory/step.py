@@ -160,6 +160,7 @@ class Step:
         message.attempts = request.attempt
         message.incarnation = by
         message.timing.accepted_s = request.accepted_s
+        message.timing.placed_s = request.placed_s
         message.timing.started_s = request.started_s
         message.timing.first_token_s = request.first_token_s
         message.timing.finished_s = self.now_s

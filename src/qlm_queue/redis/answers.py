@@ -99,7 +99,7 @@ def state_fields(stored: bytes) -> list[str]:
 
 def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
     """From `live_answer` of the scripts."""
-    hash_key, fixed, state, gateway, group_id, body = answer
+    hash_key, fixed, state, gateway, group_id, placed_ms, body = answer
     queue_id, number, accepted_ms, _, _ = fixed_fields(fixed)
     attempt, failed, started_ms, first_output_ms, form, incarnation = state_fields(state)
     return LiveRequest(
@@ -115,6 +115,7 @@ def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
         gateway=gateway.decode(),
         body=body,
         text=form == TEXT,
+        placed_s=int(placed_ms or 0) / 1000,
         started_s=int(started_ms or 0) / 1000,
         first_token_s=int(first_output_ms or 0) / 1000,
     )
@@ -194,8 +195,8 @@ def waits(answer: Sequence[Any]) -> WaitsRecord:
 
 
 def pulled(keys: Keys, answer: Sequence[bytes]) -> Pulled:
-    """From `live_answer` of the scripts, with the progress."""
-    hash_key, fixed, state, gateway, group_id, body, output = answer
+    """From `pull`, or from `live_answer` of the scripts, with the progress."""
+    hash_key, fixed, state, gateway, group_id, *_, body, output = answer
     queue_id, number, accepted_ms, _, _ = fixed_fields(fixed)
     attempt, failed, _, _, form, _ = state_fields(state)
     progress, logprobs = output_parts(output) if form == LOGPROBS else (output, b"")

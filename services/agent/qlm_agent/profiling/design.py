@@ -37,6 +37,22 @@ OFFLOAD_STEPS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much an experiment runs. `prefills`: prompt tokens, each `repeats` times; `shorts`: sequences of batches with short prompts;
+    `longs`: as LONG_PROMPTS."""
+
+    prefills: tuple[int, ...] = PREFILL_TOKENS
+    repeats: int = PREFILL_REPEATS
+    shorts: tuple[int, ...] = SHORT_SEQUENCES
+    longs: tuple[tuple[int, int], ...] = LONG_PROMPTS
+
+
+WHOLE = Extent()
+FIRST = Extent(prefills=(16, 128, 512, 1024), repeats=1, shorts=(1, 4, 16), longs=((4, 500),))
+"""The least that separates all figures: 31 runs and 5,400 prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
     """Limits of an engine, in tokens and sequences."""
 
@@ -64,20 +80,20 @@ class Design:
     offloads: tuple[tuple[int, int], ...]
 
 
-def design(limits: EngineLimits) -> Design:
+def design(limits: EngineLimits, extent: Extent = WHOLE) -> Design:
     """The design that fits this engine. Raises ValueError for one too small to be measured."""
     if limits.batch_max < 4 or limits.context_tokens_max < 256 or limits.kv_capacity_tokens < 2048:
         raise ValueError(f"an engine is profiled with at least 4 sequences, 256 tokens of context and 2,048 of KV, got {limits}")
     longest = min(limits.context_tokens_max - 1, math.floor(KV_SHARE * limits.kv_capacity_tokens))
-    lengths = sorted({min(tokens, longest) for tokens in PREFILL_TOKENS})
-    shorts = [_batch(min(sequences, limits.batch_max), SHORT_PROMPT_TOKENS) for sequences in SHORT_SEQUENCES]
+    lengths = sorted({min(tokens, longest) for tokens in extent.prefills})
+    shorts = [_batch(min(sequences, limits.batch_max), SHORT_PROMPT_TOKENS) for sequences in extent.shorts]
     room = min(limits.context_tokens_max, math.floor(KV_SHARE * limits.kv_capacity_tokens)) - 2 * DECODE_STEPS
-    longs = [_batch(min(sequences, limits.batch_max), min(tokens, room)) for sequences, tokens in LONG_PROMPTS]
+    longs = [_batch(min(sequences, limits.batch_max), min(tokens, room)) for sequences, tokens in extent.longs]
     batches = tuple(dict.fromkeys(_shrunk(batch, limits) for batch in (*shorts, *longs)))
     offload_tokens = min(OFFLOAD_PROMPT_TOKENS, limits.context_tokens_max // 2)
     offload_max = min(limits.batch_max, math.floor(KV_SHARE * limits.kv_capacity_tokens / (2 * offload_tokens)))
     return Design(
-        prefills=tuple(lengths) * PREFILL_REPEATS,
+        prefills=tuple(lengths) * extent.repeats,
         batches=batches,
         offloads=tuple(
             sorted(

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from qlm_agent.engines.port import Engine, ModelLoadFailed, Tier
-from qlm_agent.profiling.design import OFFLOAD_CYCLES, OFFLOAD_STEPS, SHORT_PROMPT_TOKENS, Batch, Design, EngineLimits, design
+from qlm_agent.profiling.design import (
+    OFFLOAD_CYCLES,
+    OFFLOAD_STEPS,
+    SHORT_PROMPT_TOKENS,
+    WHOLE,
+    Batch,
+    Design,
+    EngineLimits,
+    Extent,
+    design,
+)
 from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, Prefill
 from qlm_agent.profiling.runs import ProfiledRun, ProfilingRuns
 from qlm_core.model import ModelSpec
@@ -19,14 +29,17 @@ RESUMED = 2
 
 class Profiler:
     """Measures one model. `clock`: the engine's, seconds. `time_scale`: how many times faster than its profile a simulated engine runs.
-    `limit_s`: of that profile's clock; when it is over no further batch begins."""
+    `limit_s`: of that profile's clock; when it is over no further batch begins. `extent`: of the experiment."""
 
-    def __init__(self, engine: Engine, spec: ModelSpec, *, clock: Callable[[], float], time_scale: float, limit_s: float) -> None:
+    def __init__(
+        self, engine: Engine, spec: ModelSpec, *, clock: Callable[[], float], time_scale: float, limit_s: float, extent: Extent = WHOLE
+    ) -> None:
         self._engine = engine
         self._spec = spec
         self._clock = clock
         self._scale = time_scale
         self._limit_s = limit_s
+        self._extent = extent
         self._began_s = 0.0
         self.found = Measurements(model=spec.name)
 
@@ -42,7 +55,7 @@ class Profiler:
             kv_capacity_tokens=stats.kv_capacity_tokens,
             batch_max=stats.batch_max,
         )
-        plan = design(limits)
+        plan = design(limits, self._extent)
         runs = ProfilingRuns(self._engine, self._spec.name, self._spec.vocabulary_size, prefix, timeout_s)
         async with runs.reading():
             await self._all(plan, runs)

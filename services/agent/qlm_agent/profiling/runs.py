@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from qlm_agent.engines.port import Engine, EngineRequest, Sampling, TokenPrompt
+from qlm_agent.engines.port import Engine, EngineRequest, Sampling, TextPrompt, TokenPrompt
 from qlm_core.errors import QlmError
 from qlm_core.simulated_model import TOKEN_BYTES
 
@@ -28,7 +28,7 @@ class ProfiledRun:
     run_id: str
     prompt_tokens: int
     output_tokens: int
-    prompt: TokenPrompt
+    prompt: TokenPrompt | TextPrompt
     resumed_tokens: int = 0
     started_s: float = 0.0
     first_s: float = 0.0
@@ -83,12 +83,16 @@ class ProfilingRuns:
             await asyncio.wait([reader])
 
     async def start(self, prompt_tokens: int, output_tokens: int) -> ProfiledRun:
-        """A run with a prompt of its own (no prefix cache helps it), which makes exactly so many tokens."""
+        """A run with a prompt of its own (no prefix cache helps it), which makes exactly so many tokens. An engine of text gets as many
+        bytes as gateways count for the tokens."""
         self._number += 1
+        if self._engine.text_output:
+            words = f"{self._number * 7919 % 1000:03d} " * prompt_tokens  # four bytes a token
+            return await self._add(TextPrompt(text=words), prompt_tokens, output_tokens, b"", ())
         span = max(1, self._vocabulary - TOKEN_ID_LEAST)
         ids = [TOKEN_ID_LEAST % self._vocabulary + (self._number * 7919 + at * 31) % span for at in range(prompt_tokens)]
         ids = [min(each, self._vocabulary - 1) for each in ids]
-        return await self._add(TokenPrompt(ids=ids), output_tokens, b"", ())
+        return await self._add(TokenPrompt(ids=ids), prompt_tokens, output_tokens, b"", ())
 
     async def start_together(self, sequences: int, prompt_tokens: int, output_tokens: int) -> list[ProfiledRun]:
         """Starts so many equal runs; the engine is paused until it has them all, however long that takes."""
@@ -100,15 +104,16 @@ class ProfilingRuns:
 
     async def resume(self, run: ProfiledRun) -> ProfiledRun:
         """Another attempt after a run's whole output, for one more token."""
-        again = await self._add(run.prompt, run.resumed_tokens + run.tokens + 1, run.made, run.pieces)
+        again = await self._add(run.prompt, run.prompt_tokens, run.resumed_tokens + run.tokens + 1, run.made, run.pieces)
         again.resumed_tokens = run.tokens
         return again
 
-    async def _add(self, prompt: TokenPrompt, output_tokens: int, produced: bytes, pieces: tuple[str, ...]) -> ProfiledRun:
+    async def _add(
+        self, prompt: TokenPrompt | TextPrompt, prompt_tokens: int, output_tokens: int, produced: bytes, pieces: tuple[str, ...]
+    ) -> ProfiledRun:
         self._number += 1
-        run = ProfiledRun(
-            run_id=f"{self._prefix}-{self._number}", prompt_tokens=len(prompt.ids), output_tokens=output_tokens, prompt=prompt
-        )
+        name = f"{self._prefix}-{self._number}"
+        run = ProfiledRun(run_id=name, prompt_tokens=prompt_tokens, output_tokens=output_tokens, prompt=prompt)
         self._runs[run.run_id] = run
         await self._engine.add(
             EngineRequest(

@@ -11,6 +11,7 @@ from contextlib import suppress
 from qlm_agent.config import AgentConfig
 from qlm_agent.engines.choice import AgentEngine, engine_of
 from qlm_agent.engines.port import Tier
+from qlm_agent.profiling.design import WHOLE, Extent
 from qlm_agent.profiling.experiment import Profiler
 from qlm_agent.profiling.fitting import fit
 from qlm_agent.profiling.rows import ProfiledModel, profiled
@@ -27,16 +28,24 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 async def profile_engine(
-    config: AgentConfig, profiles: ProfileSnapshot, names: Sequence[str], *, limit_s: float, say: Say, clock: Callable[[], float]
+    config: AgentConfig,
+    profiles: ProfileSnapshot,
+    names: Sequence[str],
+    *,
+    limit_s: float,
+    say: Say,
+    clock: Callable[[], float],
+    extent: Extent = WHOLE,
 ) -> list[ProfiledModel]:
     """Measures the models of these names, or one of each profile that the agent serves; `limit_s` for each, of its profile's clock;
-    `clock`: the engine's. The engine is stopped at the end in any case. Raises ConfigError, and QlmError if the engine fails."""
+    `clock`: the engine's; `extent`: of the experiment. The engine is stopped at the end in any case. Raises ConfigError, and QlmError if
+    the engine fails."""
     made = engine_of(_measurable(config), profiles, clock=clock)
     specs = {name: model.spec for name, model in made.models.items()}
     chosen = [specs[name] for name in chosen_models(names, specs)]
     try:
         await made.engine.start()
-        return [await _profile(config, profiles, made, spec, limit_s=limit_s, say=say, clock=clock) for spec in chosen]
+        return [await _profile(config, profiles, made, spec, limit_s=limit_s, say=say, clock=clock, extent=extent) for spec in chosen]
     finally:
         await made.engine.stop()
 
@@ -65,10 +74,11 @@ async def _profile(
     limit_s: float,
     say: Say,
     clock: Callable[[], float],
+    extent: Extent,
 ) -> ProfiledModel:
     agent = config.agent
     say(f"{spec.name} ({spec.profile}) on {agent.n_gpu} x {agent.gpu}: at most about {limit_s / made.time_scale:.0f} s")
-    profiler = Profiler(made.engine, spec, clock=clock, time_scale=made.time_scale, limit_s=limit_s)
+    profiler = Profiler(made.engine, spec, clock=clock, time_scale=made.time_scale, limit_s=limit_s, extent=extent)
     try:
         measured = await profiler.measure(ANSWER_TIMEOUT_S, prefix=f"profile-{uuid.uuid4().hex[:8]}")
         measured.prefill_chunk_tokens = made.prefill_chunk_tokens

@@ -77,13 +77,19 @@ async def timeline_page(queue: Queue, key: RequestKey, after: str) -> TimelinePa
 
 
 def recorded_moments(found: LiveRequest | TerminalRecord) -> tuple[Moment, ...]:
-    """Moments that the queue keeps with the request itself: its acceptance, first pull, first token and end."""
+    """Moments that the queue keeps with the request itself: its acceptance, last placement, first pull, first token and end."""
     if isinstance(found, LiveRequest):
-        times = {"accepted": found.accepted_s, "first pull": found.started_s, "first token": found.first_token_s}
+        times = {
+            "accepted": found.accepted_s,
+            "placed": found.placed_s,
+            "first pull": found.started_s,
+            "first token": found.first_token_s,
+        }
     else:
         timing = Result.FromString(found.result).timing
         times = {
             "accepted": timing.accepted_s,
+            "placed": timing.placed_s,
             "first pull": timing.started_s,
             "first token": timing.first_token_s,
             found.state.name.lower(): timing.finished_s,

@@ -710,6 +710,7 @@ class Timing(_message.Message):
     STARTED_S_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     FINISHED_S_FIELD_NUMBER: _builtins.int
+    PLACED_S_FIELD_NUMBER: _builtins.int
     accepted_s: _builtins.float
     """When the queue accepted the request."""
     started_s: _builtins.float
@@ -718,6 +719,8 @@ class Timing(_message.Message):
     """When the first output was stored."""
     finished_s: _builtins.float
     """When the terminal state was reached."""
+    placed_s: _builtins.float
+    """When it was last placed in a group on a virtual queue."""
     def __init__(
         self,
         *,
@@ -725,10 +728,11 @@ class Timing(_message.Message):
         started_s: _builtins.float = ...,
         first_token_s: _builtins.float = ...,
         finished_s: _builtins.float = ...,
+        placed_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_s", b"accepted_s", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "started_s", b"started_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_s", b"accepted_s", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "placed_s", b"placed_s", "started_s", b"started_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

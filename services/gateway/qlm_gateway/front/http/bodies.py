@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,20 +31,22 @@ HARMLESS_VALUES: tuple[object, ...] = (None, False, [], {}, "", "none", "auto", 
 """Values with which such a field asks for nothing."""
 
 
-class _Part(BaseModel):
+class BodyPart(BaseModel):
+    """An object within a body."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class StreamOptions(_Part):
+class StreamOptions(BodyPart):
     include_usage: bool | None = None
 
 
-class TextPart(_Part):
+class TextPart(BodyPart):
     type: Literal["text"]
     text: str
 
 
-class Message(_Part):
+class Message(BodyPart):
     role: str
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
@@ -51,33 +54,33 @@ class Message(_Part):
     tool_call_id: str | None = None
 
 
-class Function(_Part):
+class Function(BodyPart):
     model_config = ConfigDict(extra="allow", strict=True)  # the chat template may read more
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     parameters: dict[str, Any] | None = None
 
 
-class Tool(_Part):
+class Tool(BodyPart):
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(_Part):
+class NamedFunction(BodyPart):
     name: str
 
 
-class NamedTool(_Part):
+class NamedTool(BodyPart):
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(_Part):
+class JsonSchema(BodyPart):
     # The field is named `schema`, which pydantic's own method has.
     document: dict[str, Any] | bool = Field(alias="schema")
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(BodyPart):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -143,7 +146,7 @@ def read_body(cls: type[B], body: bytes, *, refuse_unknown: bool) -> B:
     try:
         read = cls.model_validate_json(body)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise _invalid(error, _FIELDS | cls.model_fields.keys()) from None
     for name, value in (read.model_extra or {}).items():
         if name in REFUSED_FIELDS:
             if value not in HARMLESS_VALUES and not (name == "best_of" and value == (read.n or 1)):
@@ -153,7 +156,7 @@ def read_body(cls: type[B], body: bytes, *, refuse_unknown: bool) -> B:
     return read
 
 
-def _invalid(error: ValidationError) -> InvalidRequest:
+def _invalid(error: ValidationError, fields: Set[str]) -> InvalidRequest:
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     first = max(errors, key=lambda each: len(each["loc"]))  # of a union, the member that got furthest
     if first["type"] == "json_invalid":
@@ -162,6 +165,6 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     for step in first["loc"]:
         if isinstance(step, int):
             path += f"[{step}]"
-        elif step in _FIELDS:  # others name a member of a union
+        elif step in fields:  # others name a member of a union
             path += f".{step}" if path else step
     return InvalidRequest(f"{path or 'the body'}: {first['msg']}", details={"field": path, "rule": first["msg"]})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 from urllib.parse import quote
 
 import structlog
 from aiohttp import web
 
-from qlm.api.v1.gateway_pb2 import CancelRequest, GenerateRequest, ResultRequest, StreamRequest, SubmitRequest
+from qlm.api.v1.gateway_pb2 import Accepted, CancelRequest, GenerateRequest, ResultRequest, StreamRequest, SubmitRequest
 from qlm_core.errors import NotFound, QlmError
 from qlm_gateway.front.http.answers import TextOf, accepted_document, completion, created_of, usage_of
 from qlm_gateway.front.http.calls import Call
@@ -38,21 +39,26 @@ class Completions:
     async def answer(self, http: web.Request, call: Call) -> web.StreamResponse:
         """Raises QlmError for what is refused or fails before the head of an answer is sent."""
         if call.enqueue:
-            return await self._enqueue(http, call)
-        return await (self._stream(http, call) if call.stream else self._collect(http, call))
+            accepted, headers = await self.submit(http, call)
+            headers = {"Location": f"/v1/requests/{quote(call.request_id, safe='')}", **headers}
+            return json_response(accepted_document(accepted, call.model), status=202, headers=headers)
+        if call.stream:
+            return await self.stream(http, call, EventStream(http, call, self._text_of(call.model)))
+        document, headers = await self.collect(http, call)
+        return json_response(document, headers=headers)
 
     async def keep_alive(self) -> None:
         """Gives silent streams a comment line."""
         for stream in tuple(self._streams):
             await stream.keep_alive()
 
-    async def _enqueue(self, http: web.Request, call: Call) -> web.StreamResponse:
+    async def submit(self, http: web.Request, call: Call) -> tuple[Accepted, dict[str, str]]:
+        """Accepts the call's request, which nobody waits for; with the headers of the answer."""
         submitted = await self._service.Submit(SubmitRequest(request=call.requests[0]), UnaryContext(metadata_of(http)))
-        accepted = submitted.accepted
-        headers = {"Location": f"/v1/requests/{quote(call.request_id, safe='')}", **answer_headers(call, [accepted])}
-        return json_response(accepted_document(accepted, call.model), status=202, headers=headers)
+        return submitted.accepted, answer_headers(call, [submitted.accepted])
 
-    async def _collect(self, http: web.Request, call: Call) -> web.StreamResponse:
+    async def collect(self, http: web.Request, call: Call) -> tuple[dict[str, Any], dict[str, str]]:
+        """The completion of a call that is waited for, and the headers of the answer."""
         metadata, acceptance = metadata_of(http), JointAcceptance(len(call.requests))
         choices = [CollectedChoice(index, metadata, acceptance) for index in range(len(call.requests))]
         try:
@@ -71,10 +77,10 @@ class Completions:
             usage=usage_of(call, [each.result.usage for each in choices if each.result is not None]),
             chat=call.chat,
         )
-        return json_response(document, headers=answer_headers(call, acceptance.accepted))
+        return document, answer_headers(call, acceptance.accepted)
 
-    async def _stream(self, http: web.Request, call: Call) -> web.StreamResponse:
-        stream = EventStream(http, call, self._text_of(call.model))
+    async def stream(self, http: web.Request, call: Call, stream: EventStream) -> web.StreamResponse:
+        """Streams the call's answer."""
         choices = stream.choices(metadata_of(http))
         self._streams.add(stream)
         try:

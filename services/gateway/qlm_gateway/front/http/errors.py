@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from qlm.api.v1.request_pb2 import Result
@@ -40,6 +41,7 @@ _STATUS_OF_END = {"CANCELLED": 409, "EXPIRED": 504, "SHED": 503, "KV_CAPACITY_EX
 """By reason; of any other 500."""
 _CODES = {"UNAUTHENTICATED": "invalid_api_key", "UNKNOWN_MODEL": "model_not_found", "PROMPT_TOO_LONG": "context_length_exceeded"}
 """By reason, where the API has its own; of any other the reason in small letters."""
+NO_NAMES: Mapping[str, str] = {}
 _PARAMS = {
     "request_id": "Idempotency-Key",
     "tokens.ids": "prompt",
@@ -72,25 +74,30 @@ def status_of(error: QlmError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
-def error_body(error: QlmError, *, chat: bool = False) -> bytes:
-    """`chat`: the prompt is the parameter `messages`."""
+def error_body(error: QlmError, *, chat: bool = False, names: Mapping[str, str] = NO_NAMES) -> bytes:
+    """`chat`: the prompt is the parameter `messages`. `names`: other names of parameters."""
+    return json.dumps({"error": error_document(error, chat=chat, names=names)}).encode()
+
+
+def error_document(error: QlmError, *, chat: bool = False, names: Mapping[str, str] = NO_NAMES) -> dict[str, Any]:
+    """As `error_body`, without its frame."""
     status = status_of(error)
     field = error.details.get("field", "")
     param = _PARAMS.get(field, field.removeprefix("sampling."))
+    param = names.get(param, param)
     message = error.message.replace(field, param, 1) if field else error.message
     if error.reason in ("EMPTY_PROMPT", "PROMPT_TOO_LONG"):
         param = "prompt"
     elif error.reason == "UNKNOWN_MODEL":
         param = "model"
     if chat and param == "prompt":
-        param = "messages"
-    body: dict[str, Any] = {
+        param = names.get("messages", "messages")
+    return {
         "message": message,
         "type": "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error",
         "param": param or None,
         "code": _CODES.get(error.reason) or error.reason.lower(),
     }
-    return json.dumps({"error": body}).encode()
 
 
 def error_headers(error: QlmError) -> dict[str, str]:

@@ -62,10 +62,13 @@ class EventStream:
         self._opening = True
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         self._response.headers.update({**headers, **answer_headers(self._call, self.acceptance.accepted)})
-        self.form = ChunkForm(self._call, created)
+        self.form = self._form(created)
         self._id_head = str(EventId(request_id=self._call.request_id, created=created, offsets=()))
         await self._response.prepare(self._http)
         self._opened.set()
+
+    def _form(self, created: int) -> ChunkForm:
+        return ChunkForm(self._call, created)
 
     async def send(self, index: int, chunks: Sequence[tuple[str, int]]) -> None:
         """Chunks of a choice, each with the tokens of that choice that were sent with it and before. Waits for a reader that is slow."""

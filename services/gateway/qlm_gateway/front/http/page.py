@@ -1,4 +1,5 @@
-"""The page for operators and its JSON: the cluster now, and the timeline of one request. No prompt and no output is in them."""
+"""The page for operators and its JSON: the cluster now, and the timeline of one request; and the metrics. No prompt and no output is in
+them."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from dataclasses import asdict
 from importlib.resources import files
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from qlm.api.v1.gateway_pb2 import (
     ListModelsRequest,
@@ -44,13 +46,14 @@ EVENT_ID = re.compile(r"\d{1,18}-\d{1,18}", re.ASCII)
 
 class PageRoutes:
     """`name`: of this gateway. `credentials`: for the certificates of calls to planner, estimator and agents; their key is the operator's
-    own."""
+    own. `registry`: of this gateway's metrics."""
 
     def __init__(
         self,
         service: GatewayService,
         queue: Queue,
         callers: Callers,
+        registry: CollectorRegistry,
         name: str,
         credentials: Credentials,
         monotonic: Callable[[], float],
@@ -58,6 +61,7 @@ class PageRoutes:
         self._service = service
         self._queue = queue
         self._callers = callers
+        self._registry = registry
         self._monotonic = monotonic
         self._observer = ClusterObserver([name], call_timeout_s=CALL_TIMEOUT_S, credentials=credentials, own_status=self._own_status)
         self._reading = asyncio.Lock()
@@ -70,6 +74,7 @@ class PageRoutes:
             web.get(PAGE_PATH, self._page),
             web.get(f"{PAGE_PATH}/cluster", self._cluster),
             web.get(f"{PAGE_PATH}/request", self._request),
+            web.get("/metrics", self._metrics),
         )
 
     async def stop(self) -> None:
@@ -102,6 +107,11 @@ class PageRoutes:
         document |= {"tenant": key.tenant, "instance": status.instance, "group_id": status.group_id, "queue_id": status.queue_id}
         document["accepted"] = status.accepted_s
         return _answer(json.dumps({"request": document, "timeline": asdict(page)}).encode())
+
+    async def _metrics(self, http: web.Request) -> web.StreamResponse:
+        self._operator(http)
+        body = await asyncio.to_thread(generate_latest, self._registry)  # some of them are read from the queue by this loop
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def _operator(self, http: web.Request) -> Caller:
         """Raises Unauthenticated, PermissionDenied."""

@@ -10,16 +10,17 @@ import structlog
 from aiohttp import web
 
 from qlm_core.errors import InternalError, QlmError
-from qlm_gateway.front.http.errors import error_body, error_headers, status_of
+from qlm_gateway.front.http.errors import NO_NAMES, error_body, error_headers, status_of
 
 
 def json_response(document: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     return web.Response(body=json.dumps(document).encode(), status=status, headers=headers, content_type="application/json")
 
 
-def error_response(error: QlmError, *, chat: bool = False, request_id: str = "") -> web.Response:
+def error_response(error: QlmError, *, chat: bool = False, request_id: str = "", names: Mapping[str, str] = NO_NAMES) -> web.Response:
     headers = {**error_headers(error), **({"x-request-id": request_id} if request_id else {})}
-    return web.Response(body=error_body(error, chat=chat), status=status_of(error), headers=headers, content_type="application/json")
+    body = error_body(error, chat=chat, names=names)
+    return web.Response(body=body, status=status_of(error), headers=headers, content_type="application/json")
 
 
 def logged_error(error: Exception) -> InternalError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,13 +24,14 @@ from qlm_gateway.front.http.answers import (
     status_document,
 )
 from qlm_gateway.front.http.batch_routes import BatchRoutes
-from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, read_body
+from qlm_gateway.front.http.bodies import B, Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import read_call
 from qlm_gateway.front.http.completions import Completions, UnaryContext, metadata_of
 from qlm_gateway.front.http.errors import HttpError
 from qlm_gateway.front.http.event_stream import ESTIMATED_WAIT
 from qlm_gateway.front.http.page import PAGE_PATH, PageRoutes
 from qlm_gateway.front.http.responses import error_response, json_response, logged_error
+from qlm_gateway.front.http.responses_api.routes import ResponseRoutes
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
@@ -41,6 +42,7 @@ STOP_GRACE_S = 0.5
 """For answers in progress, once the gateway has drained."""
 BACKLOG = 1_024
 NO_FORMS: Mapping[str, str] = {}
+ADDRESSES = ("listen", "admin_listen")
 FREE = ("/health", "/readiness", PAGE_PATH)
 """Paths that want no key."""
 
@@ -48,9 +50,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpFront:
-    """Serves `settings.listen`. `is_serving`: the queue is there, and this process is not stopping. `is_draining`: it is stopping.
-    `new_id`: of a call without an idempotency key. `page`: stopped with this. `batches`: None: there are no files and batches. Raises
-    ConfigError for an address that may not be listened on. One start and one stop."""
+    """Serves `settings.listen` and `settings.admin_listen`, those that are given. `is_serving`: the queue is there, and this process is not
+    stopping. `is_draining`: it is stopping. `new_id`: of a call without an idempotency key. `page`: stopped with this. `batches`: None:
+    there are no files and batches. Raises ConfigError for an address that may not be listened on. One start and one stop."""
 
     def __init__(
         self,
@@ -68,8 +70,9 @@ class HttpFront:
         is_serving: Callable[[], bool],
         is_draining: Callable[[], bool],
     ) -> None:
-        if settings.listen:
-            security.check_listen("gateway.http.listen", settings.listen)
+        for name in ADDRESSES:
+            if address := getattr(settings, name):
+                security.check_listen(f"gateway.http.{name}", address)
         self._settings = settings
         self._callers = callers
         self._security = security
@@ -79,36 +82,42 @@ class HttpFront:
         self._new_id = new_id
         self._is_serving = is_serving
         self._completions = Completions(service, self._text_of, lambda: settings.cancel_on_disconnect and not is_draining())
+        self._responses = ResponseRoutes(service, self._completions, settings, self._body, self._text_of, new_id)
         self._page = page
         self._batches = batches
         self._tool_forms = tool_forms
         self._calls = 0
-        self._runner: web.AppRunner | None = None
-        self._port = 0
-
-    @property
-    def url(self) -> str:
-        """ "http://host:port", or https; empty before the start."""
-        scheme = "https" if self._security.tls_cert_file else "http"
-        return f"{scheme}://{self._settings.listen.rpartition(':')[0]}:{self._port}" if self._port else ""
+        self._runners: list[web.AppRunner] = []
+        self.url = ""
+        self.admin_url = ""
 
     async def start(self) -> None:
-        """Binds and serves. Raises ConfigError where the address cannot be bound."""
+        """Binds and serves: `url` and `admin_url` are "http://host:port", or https, from then on. Raises ConfigError where an address
+        cannot be bound."""
+        listen, admin = self._settings.listen, self._settings.admin_listen
+        page = () if admin or not is_loopback(_host_of(listen)) else self._page.routes()
+        self.url = await self._serve("listen", [*self._routes(), *page]) if listen else ""
+        self.admin_url = await self._serve("admin_listen", self._page.routes()) if admin else ""
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/chat/completions", self._chat),
+            web.post("/v1/completions", self._completion),
+            *self._responses.routes(),
+            web.get("/v1/models", self._models),
+            web.get("/v1/models/{model:.+}", self._model),
+            web.get("/v1/requests/{id}", self._request),
+            web.delete("/v1/requests/{id}", self._cancel),
+            web.get("/health", self._health),
+            web.get("/readiness", self._readiness),
+            *(() if self._batches is None else self._batches.routes()),
+        ]
+
+    async def _serve(self, name: str, routes: Sequence[web.RouteDef]) -> str:
+        """Binds the address of a setting; its URL."""
+        address: str = getattr(self._settings, name)
         app = web.Application(middlewares=[self._answer], client_max_size=self._settings.body_bytes_max)
-        app.add_routes(
-            [
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/v1/completions", self._completion),
-                web.get("/v1/models", self._models),
-                web.get("/v1/models/{model:.+}", self._model),
-                web.get("/v1/requests/{id}", self._request),
-                web.delete("/v1/requests/{id}", self._cancel),
-                web.get("/health", self._health),
-                web.get("/readiness", self._readiness),
-                *self._page.routes(),
-                *(() if self._batches is None else self._batches.routes()),
-            ]
-        )
+        app.add_routes(routes)
         runner = web.AppRunner(
             app,
             access_log=None,
@@ -119,13 +128,14 @@ class HttpFront:
             max_field_size=self._settings.header_bytes_max,
         )
         await runner.setup()
-        self._runner = runner
+        self._runners.append(runner)
+        host, _, port = address.rpartition(":")
         try:
-            site = web.TCPSite(runner, self._settings.host, self._settings.port, backlog=BACKLOG, ssl_context=_tls_of(self._security))
+            site = web.TCPSite(runner, host.strip("[]"), int(port), backlog=BACKLOG, ssl_context=_tls_of(self._security))
             await site.start()
         except OSError as error:
-            raise ConfigError(f"gateway.http.listen: cannot bind {self._settings.listen}: {error}") from error
-        self._port = runner.addresses[0][1]
+            raise ConfigError(f"gateway.http.{name}: cannot bind {address}: {error}") from error
+        return f"{'https' if self._security.tls_cert_file else 'http'}://{host}:{runner.addresses[0][1]}"
 
     async def run(self) -> None:
         """Keeps streams alive until it is cancelled."""
@@ -135,10 +145,10 @@ class HttpFront:
 
     async def stop(self) -> None:
         """Takes no more calls and ends those in progress. Safe unstarted and twice."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
+        runners, self._runners = self._runners, []
+        for runner in runners:
             await runner.cleanup()
-            await self._page.stop()
+        await self._page.stop()
 
     # Every call -------------------------------------------------------------------------------------------------------
 
@@ -189,7 +199,7 @@ class HttpFront:
             for what, text in (("limit", f"{limit:g}"), ("remaining", f"{math.floor(now)}"), ("reset", f"{whole_s:.3f}s"))
         }
 
-    async def _body(self, http: web.Request, cls: type[Body]) -> Body:
+    async def _body(self, http: web.Request, cls: type[B]) -> B:
         if http.content_type != "application/json":  # another site's page may send other types without asking
             raise HttpError(415, "unsupported_media_type", "Content-Type must be application/json")
         try:

@@ -16,6 +16,10 @@ class HttpSettings(Section):
     """Its limits, and which objectives its tiers stand for."""
 
     listen: HttpAddress = Field("", description='"host:port" (port 0: any free one). Empty: no HTTP. `qlm up`: 127.0.0.1:8080.')
+    admin_listen: HttpAddress = Field(
+        "",
+        description="Serves the page and `/metrics`, in place of `listen`. Empty: `listen` does where it is loopback, else nothing does.",
+    )
     priority_slo_s: float = Field(20.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: priority`, in seconds.")
     flex_slo_s: float = Field(600.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: flex`, in seconds.")
     unknown_fields: Literal["ignore", "refuse"] = Field("ignore", description="Fields of a body that docs/reference/http.md does not name.")
@@ -28,11 +32,3 @@ class HttpSettings(Section):
     body_timeout_s: Seconds = Field(30.0, description="How long a body may take to arrive.")
     header_bytes_max: Count = Field(8190, description="Longest header, and longest request line.")
     keep_alive_s: Seconds = Field(15.0, description="Silence of an event stream after which it gets a comment line.")
-
-    @property
-    def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        return int(self.listen.rpartition(":")[2])

@@ -1,0 +1,140 @@
+"""The parts of the bench: each has a cluster of its own, whose gateway is held to one core."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.queue.front import (
+    ENGINE_FAST,
+    FAR_SLO_S,
+    IN_FLIGHT,
+    NEAR_SLO_S,
+    PROMPT_TOKENS,
+    accepted_count,
+    less_engine,
+    stepped_shape,
+)
+from benchmarks.queue.live import CpuMeter, LiveCluster, Shape
+from benchmarks.queue.run import Bench
+from benchmarks.queue.schedule import summary_ms
+from benchmarks.queue.worker import Report, run_worker
+from qlm_core.errors import Unavailable
+
+GATEWAY = "gateway-0"
+RATE_PER_S = 200.0
+STREAMS = 64
+STEPS_PER_S = 400.0
+"""Decode steps of the engine under the events, each a token on every stream: 25,600 tokens a second offered."""
+ENGINE_SLOW = 1e-4
+"""Time scale of the engine under open streams: hours a step, so that all streams stay open."""
+HELD_S = 5.0
+MEMORY_TIMEOUT_S = 600.0
+
+
+async def measure_accepts(bench: Bench) -> None:
+    """Enqueued chats (202 once the request is durable), closed loop, IN_FLIGHT connections, beside a planner that places and an instance
+    that serves. An accept counts once answered; the queue's own acceptance counter must grow by as many, and all ids must differ."""
+    bench.say(f"accepts: {IN_FLIGHT} connections for {bench.sizes.accepts_s:g} s")
+    async with LiveCluster(bench.out / "http-accepts", Shape(http=True), bench.seed, bench.collector) as live:
+        hold_to_one_core(live)
+        meter = CpuMeter(live)
+        settings = {**_chats(bench, live, "accepts", output_tokens=256, slo_s=FAR_SLO_S), "in_flight": IN_FLIGHT}
+        report = await run_worker("http_accepts", {**settings, "seconds": bench.sizes.accepts_s}, meter.on_event)
+        report["counted_by_the_queue"] = await accepted_count(live)
+    if report["refused"] or not report["counted_by_the_queue"] == report["accepted_in_all"] == report["ids"]:
+        raise Unavailable(f"accepts at the client and in the queue differ: {report}")
+    used = meter.summary(report["accepted"])
+    bench.values["http_accepts_per_s"] = round(report["accepted"] / bench.sizes.accepts_s, 1)
+    bench.values["cpu_us_per_request"] = used["cpu_us_each"][GATEWAY]
+    bench.details["accepts"] = {**report, **used}
+
+
+async def measure_added(bench: Bench) -> None:
+    """Chats of 16 tokens at Poisson times, answered as JSON. Added is the time from a call's due time to the end of its answer, minus the
+    engine's time, from the start of its prefill to its last token, by the spans of its trace."""
+    bench.say(f"added latency: {RATE_PER_S:g} chats/s for {bench.sizes.added_s:g} s")
+    shape = Shape(time_scale=ENGINE_FAST, http=True)
+    async with LiveCluster(bench.out / "http-added", shape, bench.seed, bench.collector) as live, bench.collector.following():
+        hold_to_one_core(live)
+        meter = CpuMeter(live)
+        settings = {**_chats(bench, live, "added", output_tokens=16, slo_s=NEAR_SLO_S), "rate_per_s": RATE_PER_S}
+        report = await run_worker("http_open_loop", {**settings, "seconds": bench.sizes.added_s}, meter.on_event)
+        if report["errors"] or report["ended"] < report["requests"]:
+            raise Unavailable(f"only {report['ended']} of {report['requests']} chats ended: {report['errors']}")
+        summary = summary_ms(await less_engine(bench, report))
+    bench.values |= {"added_p50_ms": summary["p50"], "added_p99_ms": summary["p99"]}
+    bench.details["added"] = {**report, "added_ms": summary, **meter.summary(report["requests"])}
+
+
+async def measure_events(bench: Bench) -> None:
+    """STREAMS streamed chats at a time. An event counts once, with any number of tokens."""
+    bench.say(f"events: {STREAMS} streams for {bench.sizes.fanout_s:g} s")
+    seconds = bench.sizes.fanout_s + bench.sizes.warmup_s
+    shape = replace(stepped_shape(STREAMS, STEPS_PER_S, seconds), http=True)
+    async with LiveCluster(bench.out / "http-events", shape, bench.seed, bench.collector) as live:
+        hold_to_one_core(live)
+        meter = CpuMeter(live)
+        tokens = min(round(STEPS_PER_S * (seconds + 5.0)), 8192 - 2 * PROMPT_TOKENS)
+        settings = {**_chats(bench, live, "events", output_tokens=tokens, slo_s=FAR_SLO_S), "streams": STREAMS}
+        report = await run_worker("http_events", {**settings, "seconds": bench.sizes.fanout_s}, meter.on_event)
+    if report["broken"] or report["streams"] < STREAMS:
+        raise Unavailable(f"streams broke off or ended before the time: {report}")
+    used = meter.summary(report["events"])
+    bench.values["sse_events_per_s"] = round(report["events"] / report["seconds"], 1)
+    bench.values["cpu_us_per_chunk"] = used["cpu_us_each"][GATEWAY]
+    bench.details["events"] = {**report, "offered_per_s": STREAMS * STEPS_PER_S, **used}
+
+
+async def measure_memory(bench: Bench) -> None:
+    """Resident memory of the gateway once it serves, and with as many open streams as the size says, none of which has an output yet. What
+    could be opened is in the details: the machine's limit of files may be lower."""
+    streams = bench.sizes.open_streams
+    bench.say(f"memory: {streams:,} open streams")
+    async with LiveCluster(bench.out / "http-memory", Shape(time_scale=ENGINE_SLOW, http=True), bench.seed, bench.collector) as live:
+        hold_to_one_core(live)
+        pid = _gateway_pid(live)
+        warmup = {**_chats(bench, live, "warm", output_tokens=16, slo_s=FAR_SLO_S), "in_flight": 1, "seconds": 0.5}
+        await run_worker("http_accepts", warmup)
+        resident = {"idle": rss_mib(pid)}
+        settings = {**_chats(bench, live, "held", output_tokens=16, slo_s=FAR_SLO_S), "streams": streams, "seconds": HELD_S}
+
+        def on_event(event: str) -> None:
+            if event == "end":
+                resident["open"] = rss_mib(pid)
+
+        report: Report = await run_worker("http_held", settings, on_event, timeout_s=MEMORY_TIMEOUT_S)
+    bench.details["memory"] = {**report, "wanted": streams}
+    if report["kept"] < 0.9 * streams:
+        raise Unavailable(f"only {report['kept']} of {streams} streams stayed open: {report['refused']}")
+    bench.values["rss_mib"] = dict(resident)
+
+
+def hold_to_one_core(live: LiveCluster) -> None:
+    """Holds all threads of the gateway, and those that they will start, to the last core that this process may use."""
+    core = max(os.sched_getaffinity(0))
+    for task in Path(f"/proc/{_gateway_pid(live)}/task").iterdir():
+        os.sched_setaffinity(int(task.name), {core})
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process. Raises OSError for one that has ended."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1)
+
+
+def _gateway_pid(live: LiveCluster) -> int:
+    return live.state.of("gateway")[0].pid
+
+
+def _chats(bench: Bench, live: LiveCluster, run_id: str, *, output_tokens: int, slo_s: float) -> dict[str, object]:
+    return {
+        "address": live.http,
+        "seed": bench.seed,
+        "run_id": run_id,
+        "prompt_tokens": PROMPT_TOKENS,
+        "output_tokens": output_tokens,
+        "slo_s": slo_s,
+        "warmup_s": bench.sizes.warmup_s,
+    }
