@@ -181,7 +181,7 @@ class Follower:
     def see(self, happened: Happened) -> None:
         """Something happened; an arrival is placed after it was seen."""
         if happened.at_s - self._seen_s >= SEEN_EVERY_S:
-            self._look(happened.at_s)
+            self._poll(happened.at_s)
         if happened.took_s > 0.0:
             self._machine.step(happened.at_s, self._operation(happened))
         if happened.kind is Kind.SWAPPED:
@@ -213,7 +213,7 @@ class Follower:
         line = self.lines[happened.instance]
         line.active = happened.model
         line.facts = replace(line.facts, active_model=happened.model)
-        self._look(happened.at_s)
+        self._poll(happened.at_s)
 
     def _judge(self, happened: Happened) -> None:
         """Tells the machine what came of a prediction, as the estimator's shell does."""
@@ -225,7 +225,7 @@ class Follower:
             )
             self._machine.step(happened.at_s, came)
 
-    def _look(self, at_s: float) -> None:
+    def _poll(self, at_s: float) -> None:
         self._seen_s = at_s
         lines = self.lines.values()
         self._machine.step(

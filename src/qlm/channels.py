@@ -82,7 +82,7 @@ def client_closed() -> InternalError:
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    # A stream may be silent for as long as its request waits: probes tell a gateway that is gone from one that has nothing to say.
+    # A stream may be silent for as long as its request waits: probes distinguish a dead gateway from a silent one.
     ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
     ("grpc.initial_reconnect_backoff_ms", 50),

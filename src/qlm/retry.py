@@ -27,7 +27,7 @@ class Backoff:
         self.failures = 0
 
     def progress(self) -> None:
-        """Something came: the next failure is the first again."""
+        """Notes an answer: the next failure is the first again."""
         self.failures = 0
 
     def next_pause_s(self, error: QlmError) -> float:

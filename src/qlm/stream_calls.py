@@ -30,7 +30,7 @@ Call = (
 
 
 class StreamCalls:
-    """`request`: what is to be accepted first; None for a request that was. `span`: ended with the events. What they brought so far:
+    """`request`: what is to be accepted first; None for a request that was. `span`: ended with the events. Received so far:
     `position`, `accepted`, `prediction` (the newest, while it waits), `address` (the gateway of the last call) and `resumes` (calls after
     the one that accepted)."""
 
@@ -168,7 +168,7 @@ class StreamCalls:
                 case ChunkFate.DROP:
                     pass
                 case ChunkFate.ASK:
-                    raise Unavailable(f"tokens from {chunk.offset} came where {self.position.next} was next")
+                    raise Unavailable(f"received tokens from {chunk.offset} where {self.position.next} was next")
         if response.HasField("outlook"):
             yield outlook_value(response.outlook)
         if response.HasField("result"):

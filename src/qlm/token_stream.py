@@ -81,7 +81,7 @@ class TokenStream:
     @property
     def prediction(self) -> Prediction | None:
         """When it starts and ends, from the moment of this prediction: at acceptance, and anew every `outlook_every_s` while it waits. None
-        before that, once output came, and where no prediction can be made."""
+        before that, after the first output, and where no prediction can be made."""
         return self._calls.prediction
 
     @property

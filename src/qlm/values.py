@@ -63,8 +63,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """A waiting request now, as its stream tells it. `state`: ACCEPTED or PLACED. `prediction`: None where none can be made. `paused`: its
-    model or tenant is paused, so it waits until an operator resumes it."""
+    """The present state of a waiting request, as its stream reports it. `state`: ACCEPTED or PLACED. `prediction`: None where none can be
+    made. `paused`: its model or tenant is paused, so it waits until an operator resumes it."""
 
     state: RequestState
     prediction: Prediction | None

@@ -1,7 +1,7 @@
 """QlmError <-> gRPC status: a canonical code, and google.rpc.ErrorInfo (domain "qlm") in the rich status of the trailers.
 
 Used by the SDK and by the servers, so that both ends read the one table of reasons (errors.proto). An error that no QLM service
-made (a refused connection, a reset stream) has no ErrorInfo; then the code alone tells what kind it is.
+made (a refused connection, a reset stream) has no ErrorInfo; then the code alone shows its kind.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _error_info(trailers: Iterable[tuple[str, str | bytes]]) -> ErrorInfo | None
         try:
             status = Status.FromString(value if isinstance(value, bytes) else value.encode("latin-1"))
         except DecodeError:
-            return None  # made by something else: the code still tells
+            return None  # made by something else: the code still shows the kind
         info = ErrorInfo()
         for detail in status.details:
             if detail.Is(ErrorInfo.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:

@@ -22,14 +22,14 @@ COMMANDS = {
     "resume": ("qlm_cli.operate.pauses", "resume", "End a pause."),
     "keys": ("qlm_cli.keys", "keys", "Make, list or revoke API keys."),
     "top": ("qlm_cli.top.command", "top", "Watch the whole cluster live."),
-    "doctor": ("qlm_cli.operate.doctor", "doctor", "Look for damaged records in the queue, and mend them."),
+    "doctor": ("qlm_cli.operate.doctor", "doctor", "Find damaged records in the queue, and repair them."),
     "health": ("qlm_cli.operate.health", "health", "Ask one process whether it serves."),
     "profile": ("qlm_cli.profiles.measure", "profile", "Measure how fast an engine is: its hardware profile."),
     "profiles": ("qlm_cli.profiles.exchange", "profiles", "Show, export or import what the estimator knows."),
     "deploy": ("qlm_cli.deploy.command", "deploy", "Split a model over unlike devices."),
     "models": ("qlm_cli.models.command", "models", "Make or list small models for real engines."),
     "tune": ("qlm_cli.load", "tune", "Choose policies for the traffic of a trace."),
-    "load": ("qlm_cli.load", "load", "Replay a workload and report what came of it."),
+    "load": ("qlm_cli.load", "load", "Replay a workload and report its outcome."),
 }
 """Name -> module, attribute, one line of help."""
 

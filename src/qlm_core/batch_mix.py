@@ -27,7 +27,7 @@ time there are some of those of the whole queue."""
 class BatchMix:
     """Batches of engines, arrays [engines], NaN where nothing waits or runs: `batch`: B; `sequence_s`: what a sequence adds to a step;
     `output`: mean output tokens of a request; `joining_s`: prefills that join for each token of a seat; `long_left_s`: decode
-    work that long requests have in flight at any time, for each seat; `made_max`: tokens that one has made in the mean at the most, for as
+    work that long requests have in flight at any time, for each seat; `made_max`: most tokens that one has made on average, for as
     long as the queue lasts; `context_token_s`: what each of them adds to a step."""
 
     batch: Floats
@@ -51,9 +51,9 @@ class BatchMix:
 
 
 def batch_mix(engine: EngineColumns, of: Integers, count: Floats, prompt_tokens: Floats, served: ServiceColumns) -> BatchMix:
-    """`count` [classes] requests of each class on the engine with number `of`, each with so many prompt tokens in the mean. Requests take
+    """`count` [classes] requests of each class on the engine with number `of`, each with so many prompt tokens on average. Requests take
     a seat for as many steps as they make tokens, so KV is shared by these; prefills by requests. One that decodes holds its prompt and
-    what it has made, which is in the mean as much as it has left, and the mean output at the least, which agents reserve. One that is
+    what it has made, which is on average as much as it has left, and at least the mean output, which agents reserve. One that is
     longer than all others together is beside them only until they are done."""
     engines = len(engine.batch_max)
 
@@ -100,7 +100,7 @@ def _long(served: ServiceColumns, mean: Floats) -> NDArray[np.bool_]:
 
 def mixed(served: ServiceColumns, of: Integers, mix: BatchMix) -> ServiceColumns:
     """The services of classes in the batches of their engines. `left_tokens` is such that `batch_left_s` of the classes, weighted by
-    requests, adds up to the work in flight: a class holds seats in proportion to its outputs. What long ones hold, each taken to be
+    requests, adds up to the work in flight: a class holds seats in proportion to its outputs. Seats of long ones, each taken to be
     memoryless for as long as the queue lasts, is spread over all. On an engine that the mix does not have, or that has none, a class is
     alone."""
     inside = of < len(mix.batch)

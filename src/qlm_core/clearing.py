@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from qlm_core.prediction_service import Service
-from qlm_core.preemption import Way, displacement_s, swap_back_s
+from qlm_core.preemption import EvictionMethod, eviction_cost_s, swap_back_s
 from qlm_core.profile import HardwareProfile
 
 
@@ -30,11 +30,11 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivingWay:
-    """Costs of returning a batch to the queue. `displacement_s`: what each request loses; `swap_back_s`: to make their model
-    active again; `runs_left_s`: how long each would run on in the mean."""
+class EvictionCosts:
+    """Costs of returning a batch to the queue. `eviction_cost_s`: what each request loses; `swap_back_s`: to make their model
+    active again; `runs_left_s`: how long each would run on, on average."""
 
-    displacement_s: float
+    eviction_cost_s: float
     swap_back_s: float
     runs_left_s: float
 
@@ -50,33 +50,33 @@ class Head:
     service_s: float
 
 
-def giving_way(running: Service, prompt_tokens: float, hardware: HardwareProfile) -> GivingWay:
-    """Costs of evicting running requests with prompts of so many tokens on average. What one has made is in the mean what it has still to
-    make (the age of a renewal process)."""
+def eviction_costs(running: Service, prompt_tokens: float, hardware: HardwareProfile) -> EvictionCosts:
+    """Costs of evicting running requests with prompts of so many tokens on average. Each has made on average as
+    much as it has left (the age of a renewal process)."""
     context_tokens = round(prompt_tokens + running.left_tokens)
-    return GivingWay(
-        displacement_s=displacement_s(Way.ABORT, context_tokens, hardware),
+    return EvictionCosts(
+        eviction_cost_s=eviction_cost_s(EvictionMethod.ABORT, context_tokens, hardware),
         swap_back_s=swap_back_s(hardware),
         runs_left_s=running.left_tokens * running.step_s,
     )
 
 
-def would_clear(runners: Sequence[Runner], drain_s: float, way: GivingWay, head: Head, now_s: float) -> bool:
-    """All that runs gives way to the head, because the head is late if they go on (for `drain_s`) and all of them are less urgent; not
-    where as many of them would be late by it as it brings, nor where it is late in any case and they would wait longer for it than it for
-    them, over all requests."""
+def would_clear(runners: Sequence[Runner], drain_s: float, costs: EvictionCosts, head: Head, now_s: float) -> bool:
+    """Whether all runs are evicted for the head, because the head is late if they go on (for `drain_s`) and all of them are less urgent;
+    not where as many of them would be late by it as it brings, nor where it is late in any case and they would wait longer for it than it
+    for them, over all requests."""
     if not runners:
         return False
     slack_s = head.deadline_s - now_s - head.service_s if head.deadline_s < math.inf else 0.0
     if drain_s <= slack_s:
         return False
     harmed, running = 0, 0
-    loses_s = way.displacement_s + way.swap_back_s
+    loses_s = costs.eviction_cost_s + costs.swap_back_s
     for runner in runners:
         if (runner.band, runner.deadline_s) <= (head.band, head.deadline_s):
             return False
         running += runner.count
-        if runner.band == head.band and 0.0 <= runner.deadline_s - now_s - way.runs_left_s < loses_s + head.service_s:
+        if runner.band == head.band and 0.0 <= runner.deadline_s - now_s - costs.runs_left_s < loses_s + head.service_s:
             harmed += runner.count
     worth_it = head.deadline_s >= now_s or head.requests * drain_s > running * (head.service_s + loses_s)
     return worth_it and harmed < head.requests

@@ -10,7 +10,7 @@ from qlm_core.request import RequestFacts, Slo, SloKind
 OUTPUT_MARK = "/o"
 """Between the two parts of a token class."""
 PREDICTED_MAX = 1 << 30
-"""Greatest predicted output that the name of a class is believed to tell."""
+"""Greatest predicted output that a class's name may hold."""
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)

@@ -5,9 +5,9 @@ bound by memory bandwidth; a prefill multiplies every prompt token with all weig
 what the data sheet says, `Efficiency`, fitted to the shipped rows (which are the constants' only ground: see data/hardware_profiles.yaml).
 
 How far off (tests/unit/test_hardware_prior.py fits the constants again without the rows that it judges): a decode step of 32 sequences with
-16,000 tokens by 5% in the mean and 15% at worst for one pair left out, 7% and 15% for a whole kind of GPU left out, 8% and 23% for a model
-left out; a prefill of 1,000 tokens by 7%, 10% and 7% in the mean and 17% at worst. Single figures are worse, since they stand in for each
-other: `decode_b` by 28% in the mean and 62% at worst, `prefill_base` by 45% and a factor of 3.5 (an A10, whose row is itself derived).
+16,000 tokens by 5% on average and 15% at worst for one pair left out, 7% and 15% for a whole kind of GPU left out, 8% and 23% for a model
+left out; a prefill of 1,000 tokens by 7%, 10% and 7% on average and 17% at worst. Single figures are worse, since they stand in for each
+other: `decode_b` by 28% on average and 62% at worst, `prefill_base` by 45% and a factor of 3.5 (an A10, whose row is itself derived).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Output length of one request: the median of its group, or what a learned model says where that was measured to be nearer.
 
 The estimator learns the weights (`qlm_estimator.lengths.predictor`) and publishes them with its profiles; gateways predict with them in
-their own process. What a gateway found travels with the request, so that all parts agree on it, and the estimator can judge it at the end.
-"""
+their own process. A gateway's prediction travels with the request, so that all parts agree on it, and the estimator can judge it at the
+end."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _cleared(
     reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, places: Integers, rows: Floats, request: GroupView, now_s: float
 ) -> Floats:
     """Runs on each instance, less those that would be evicted for the request (QLM section 5): on those where it comes first and wants
-    another model. A group that stands first already has been looked at by its agent, which let what runs go on."""
+    another model. The agent has decided for a group that stands first already, and lets the runs go on."""
     lead = groups.lead.copy()
     for number in np.flatnonzero(places == groups.first[:-1]).tolist():
         view = views[number]
@@ -93,8 +93,8 @@ def _cleared(
             requests=1,
             service_s=float(rows[SWAP, number] + served.prefill_s + own_s),
         )
-        way = reader.giving_way(view)
-        if would_clear(view.runners, float(lead[LEAD_DRAIN, number]), way, head, now_s):
+        costs = reader.eviction_costs(view)
+        if would_clear(view.runners, float(lead[LEAD_DRAIN, number]), costs, head, now_s):
             lead[LEAD_DRAIN, number], lead[LEAD_DRAIN_VARIANCE, number] = 0.0, 0.0
     return lead
 

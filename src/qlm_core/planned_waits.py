@@ -1,6 +1,6 @@
 """The waits that the planner predicts for its plan and publishes: those of newcomers by class, and those along each virtual queue.
 
-Who reads them adds a request's own part: its place, what came since, its prefill and its output.
+Readers add a request's own part: its place, later arrivals, its prefill and its output.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a full engine serves requests that are alike: throughput, work and decode time (QLM sections 2.4 and 6).
 
-Continuous batching keeps a batch of B sequences decoding. A sequence holds its prompt and what it has produced so far, in the mean over a
+Continuous batching keeps a batch of B sequences decoding. A sequence holds its prompt and its output so far, on average over a
 full engine E[O^2] / (2 E[O]) tokens (the age of a renewal process, which is also what it has left). B is limited three times:
 
 - by `batch_max`;
@@ -31,7 +31,7 @@ Integers = NDArray[np.int64]
 Number = TypeVar("Number", float, Floats)
 
 _SCORES_MAX = 4_096
-"""Batches beyond it count as this many when the longest output is looked for."""
+"""Batches beyond it count as this many for the longest output."""
 
 
 SERVING = 8
@@ -245,7 +245,7 @@ def service(
     *,
     prompt_variance: float = 0.0,
 ) -> Service:
-    """The service of requests with `prompt_tokens` >= 0 in the mean, which vary by `prompt_variance` >= 0, and `output` tokens of a mean
+    """The service of requests with `prompt_tokens` >= 0 on average, which vary by `prompt_variance` >= 0, and `output` tokens of a mean
     > 0. Raises ValueError otherwise."""
     least = (("prompt_tokens", prompt_tokens, 0.0), ("prompt_variance", prompt_variance, 0.0), ("batch_max", batch_max, 1.0))
     for name, value, low in least:

@@ -68,7 +68,7 @@ class RunningView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
     """One virtual queue: `groups` in the order of service, `running` requests of `active_model` ("" while none is loaded or known), of
-    which `runners` tell the classes (those that they leave out count as any of the model).
+    which `runners` hold the classes (those that they leave out count as any of the model).
     `running_output_left`: output tokens that a running request has left, where the caller knows better than the workload profile.
     `warm_models`: weights in host memory besides the active one. `arrivals_per_s`: requests that are expected to come to the end of the
     queue; they share the batch with those that wait now and lengthen their decode time, never their wait. `loading_s`: for how long the
@@ -88,7 +88,7 @@ class QueueView:
         if self.running < 0:
             raise ValueError(f"queue of {self.instance.name}: running is >= 0, got {self.running}")
         if sum(runner.count for runner in self.runners) > self.running:
-            raise ValueError(f"queue of {self.instance.name}: {self.running} run, and runners tell of more")
+            raise ValueError(f"queue of {self.instance.name}: {self.running} run, and runners hold more")
         if not 0.0 <= self.arrivals_per_s < math.inf:
             raise ValueError(f"queue of {self.instance.name}: arrivals_per_s is finite and >= 0, got {self.arrivals_per_s}")
         if self.loading_s is not None and not self.loading_s >= 0.0:

@@ -4,15 +4,15 @@ The paper evicts whenever the head of the virtual queue changes. These rules evi
 
 - A head that makes its deadline while the batch makes room by itself pushes nobody out. One of another model that misses it in any case
   does so only where all wait less in sum.
-- Only the strictly less urgent give way: an earlier band, then an earlier deadline, is more urgent. Among them those go first whose
-  deadlines are further away (by factors of two of the time left: nearer than that they count as alike), then those that lose least work.
-- One late request is not traded for another: inside a band nobody gives way who would be late by it and else would not be.
-- Who gave way `displacements_max` times is protected, so that nothing waits for ever.
-- A head of another model needs the whole GPU (section 5: model swapping flushes the KV): all give way or nobody does, and while one of the
-  batch may not, the others go on beside it. Who can be continued from its tokens goes back to the queue: KV in host memory would tie it to
-  this engine, which would have to swap models back for it, whatever the planner plans. That swap is part of what it costs.
+- Only strictly less urgent requests are evicted: an earlier band, then an earlier deadline, is more urgent. First those whose deadlines are
+  further away (by factors of two of the time left: nearer than that they count as alike), then those that lose least work.
+- One late request is not traded for another: inside a band no request is evicted that only the eviction would make late.
+- A request that was evicted `displacements_max` times is protected, so that nothing waits for ever.
+- A head of another model needs the whole GPU (section 5: model swapping flushes the KV): all are evicted or none, and while one of the
+  batch may not, the others go on beside it. A request that can be continued from its tokens returns to the queue: KV in host memory would
+  tie it to this engine, which would have to swap models back for it, whatever the planner plans. That swap is part of what it costs.
 
-Since who gives way is always less urgent than who takes the place, and comes back behind it, the two never push each other out in turn.
+An evicted request is always less urgent than the one in its place, and returns behind it, so the two never evict each other in turn.
 
 Times are seconds: `now_s` and deadlines on the queue's clock, all others durations. KV is counted in tokens.
 """
@@ -39,8 +39,8 @@ class Urgency:
     deadline_s: float
 
 
-class Way(StrEnum):
-    """How a request gives way."""
+class EvictionMethod(StrEnum):
+    """How a request is evicted."""
 
     ABORT = "abort"  # back to the queue; its KV is computed again from prompt + output, in one prefill
     OFFLOAD = "offload"  # its KV goes to host memory and comes back
@@ -49,8 +49,8 @@ class Way(StrEnum):
 class Occupant(NamedTuple):
     """A request that has a seat. `left_s`: expected until it ends. `kv_tokens`: what is free when it goes; `context_tokens`: what of it is
     written, and moved or computed again. `answered`: its SLO cannot be missed any more (its first token is made). `abortable`: it can be
-    continued faithfully from its tokens; `offloadable`: its KV is whole. `displacements`: how often it gave way. (A tuple, since each look
-    makes one of every run.)"""
+    continued faithfully from its tokens; `offloadable`: its KV is whole. `displacements`: how often it was evicted. (A tuple, since each
+    decision makes one of every run.)"""
 
     run_id: str
     urgency: Urgency
@@ -89,7 +89,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`displacements_max`: how often a request gives way. `victims_max`: at most so many at once."""
+    """`displacements_max`: most evictions of a request. `victims_max`: most victims at once."""
 
     displacements_max: int = 3
     victims_max: int = 100
@@ -100,16 +100,16 @@ class Victim:
     """An evicted request; `cost_s`: work that it loses."""
 
     run_id: str
-    way: Way
+    method: EvictionMethod
     cost_s: float
 
 
-def displacement_s(way: Way, context_tokens: int, hardware: HardwareProfile | None) -> float:
-    """Engine time that giving way costs: the KV is copied there and back, or computed again; each has a part that is fixed and one that
+def eviction_cost_s(method: EvictionMethod, context_tokens: int, hardware: HardwareProfile | None) -> float:
+    """Engine time that an eviction costs: the KV is copied there and back, or computed again; each has a part that is fixed and one that
     grows with the context. 0 where nobody measured it."""
     if hardware is None:
         return 0.0
-    return 2.0 * hardware.kv_swap_s(context_tokens) if way is Way.OFFLOAD else hardware.recompute_s(context_tokens)
+    return 2.0 * hardware.kv_swap_s(context_tokens) if method is EvictionMethod.OFFLOAD else hardware.recompute_s(context_tokens)
 
 
 def swap_back_s(hardware: HardwareProfile | None) -> float:
@@ -129,14 +129,14 @@ def offload_pays(hardware: HardwareProfile) -> tuple[float, float]:
     return math.inf, math.inf
 
 
-def way_out(occupant: Occupant, host_kv_tokens: int, hardware: HardwareProfile | None) -> Victim | None:
-    """The cheaper way for it to give way on this GPU, None if there is none. Without a measurement an abort: it needs no host memory."""
-    ways: list[Way] = []
+def cheapest_eviction(occupant: Occupant, host_kv_tokens: int, hardware: HardwareProfile | None) -> Victim | None:
+    """Returns its cheaper eviction on this GPU, None if there is none. Without a measurement an abort: it needs no host memory."""
+    methods: list[EvictionMethod] = []
     if occupant.abortable:
-        ways.append(Way.ABORT)
+        methods.append(EvictionMethod.ABORT)
     if occupant.offloadable and occupant.context_tokens <= host_kv_tokens:
-        ways.append(Way.OFFLOAD)
-    found = [Victim(occupant.run_id, way, displacement_s(way, occupant.context_tokens, hardware)) for way in ways]
+        methods.append(EvictionMethod.OFFLOAD)
+    found = [Victim(occupant.run_id, method, eviction_cost_s(method, occupant.context_tokens, hardware)) for method in methods]
     return min(found, key=lambda victim: victim.cost_s, default=None)
 
 
@@ -144,7 +144,7 @@ def make_room(
     now_s: float, head: Contender, batch: Sequence[Occupant], room: Room, hardware: HardwareProfile | None, rule: Rule
 ) -> tuple[Victim, ...]:
     """Victims for a head of the active model: as many as its requests need that would be late if they waited for the batch to
-    make room, least urgent first. Empty where they are in time, or where those who may give way do not make room for one of them. A head
+    make room, least urgent first. Empty where they are in time, or where all evictable ones do not make room for one of them. A head
     that is late in any case evicts no request of its own band: that one would wait as long as the head, and lose work."""
     slack_s = head.slack_s(now_s)
     in_time = [occupant for occupant in batch if occupant.left_s <= slack_s]
@@ -161,13 +161,13 @@ def make_room(
             occupant = next(candidates, None)
             if occupant is None or len(chosen) + len(taken) == rule.victims_max:
                 return tuple(chosen)
-            victim = way_out(occupant, host_kv_tokens, hardware)
+            victim = cheapest_eviction(occupant, host_kv_tokens, hardware)
             if victim is None or occupant.left_s <= victim.cost_s or _made_late(now_s, occupant, victim.cost_s, head):
                 continue
             taken.append(victim)
             seats += 1
             kv_tokens += occupant.kv_tokens
-            host_kv_tokens -= occupant.context_tokens if victim.way is Way.OFFLOAD else 0
+            host_kv_tokens -= occupant.context_tokens if victim.method is EvictionMethod.OFFLOAD else 0
         chosen += taken
         seats -= 1
         kv_tokens -= head.kv_tokens
@@ -177,8 +177,8 @@ def make_room(
 def clear(
     now_s: float, head: Contender, batch: Sequence[Occupant], room: Room, hardware: HardwareProfile | None, rule: Rule
 ) -> tuple[Victim, ...]:
-    """Victims for a head of another model: all, but for those that end by themselves before they could, or nobody. Nobody where the
-    head is in time when the batch ends by itself, where one of the batch may not give way, where as many requests would be late by it as
+    """Victims for a head of another model: all, except those that end sooner by themselves, or none. None where the
+    head is in time when the batch ends by itself, where one of the batch may not be evicted, where as many requests would be late by it as
     it brings, or where it is late in any case and the batch would wait longer for it than it for the batch, over all their requests.
     `hardware`: of the model that is active."""
     slack_s = head.slack_s(now_s)
@@ -192,14 +192,14 @@ def clear(
     for occupant in _by_rank(now_s, batch):
         if not _may_yield(occupant, head, rule):
             return ()
-        victim = way_out(occupant, 0 if occupant.abortable else host_kv_tokens, hardware)
+        victim = cheapest_eviction(occupant, 0 if occupant.abortable else host_kv_tokens, hardware)
         if victim is None:
             return ()
         if occupant.left_s <= victim.cost_s:
             continue
         chosen.append(victim)
         harmed += _made_late(now_s, occupant, back_s + victim.cost_s, head)
-        host_kv_tokens -= occupant.context_tokens if victim.way is Way.OFFLOAD else 0
+        host_kv_tokens -= occupant.context_tokens if victim.method is EvictionMethod.OFFLOAD else 0
     lost_s = len(chosen) * (head.service_s + back_s) + sum(victim.cost_s for victim in chosen)
     worth_it = head.urgency.deadline_s >= now_s or head.requests * drain_s > lost_s
     return tuple(chosen) if worth_it and harmed < head.requests else ()
@@ -210,7 +210,7 @@ def _may_yield(occupant: Occupant, head: Contender, rule: Rule) -> bool:
 
 
 def _made_late(now_s: float, occupant: Occupant, cost_s: float, head: Contender) -> bool:
-    """Whether it would be late only by giving way to a head of its own band."""
+    """Whether it would be late only by its eviction for a head of its own band."""
     urgency = occupant.urgency
     if urgency.band != head.urgency.band or occupant.answered:
         return False

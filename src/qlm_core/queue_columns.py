@@ -16,7 +16,7 @@ from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, V
 (ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, BAND) = range(7)
 """Rows of what is known of a group."""
 (PREFILL_BASE, PREFILL_TOKEN, PROMPT, LONGEST_OUTPUT, LONGEST_SCALE) = range(7, 12)
-"""Rows of what a prompt of it takes, of its tokens in the mean, and of the tokens of the longest output of those in one batch: mean and
+"""Rows of the work of its prompts, of their mean tokens, and of the tokens of the longest output of those in one batch: mean and
 Gumbel scale."""
 SERVICE = 12
 """The first of the rows of `ServiceFigures`, in the order of its fields."""

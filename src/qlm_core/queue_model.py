@@ -57,7 +57,7 @@ class QueueColumns:
 class Leads:
     """Present state of each queue's engine. `model` [queues]: the active one. `left` [SUMS, queues]: what is left of all that runs.
     `held_s`: decode work of its batch, which is all of that unless more was pulled than decode at a time.
-    `drain_s`, `drain_variance`: until all of it has ended or given way, where another model comes next.
+    `drain_s`, `drain_variance`: until all of it has ended or was evicted, where another model comes next.
     `loading_s`: until the active model is loaded, before which nothing starts; None: it is everywhere."""
 
     model: Floats

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from qlm_core.batch_mix import BatchMix, batch_mix, mixed
-from qlm_core.clearing import GivingWay, giving_way
+from qlm_core.clearing import EvictionCosts, eviction_costs
 from qlm_core.distribution import Normal
 from qlm_core.length_curve import LONGEST_OF, SHARE_MIN, longest_among, longest_of_counts
 from qlm_core.model import ModelSpec
@@ -98,12 +98,12 @@ class QueueReader:
         figures = _columns([self._group_row(self._engine_row(view, group.model), group) for view in views], GROUP_FIGURES)
         return self._group_rows(figures, self._services(figures[0], figures[6:10]))
 
-    def giving_way(self, view: QueueView) -> GivingWay:
+    def eviction_costs(self, view: QueueView) -> EvictionCosts:
         """Costs of evicting all runs of an instance. Raises NoProfile."""
         workload = self.profiles.workload_for(view.active_model, "", "")
         hardware, batch_max = self._profiles_of[self.engine(view, view.active_model)]
         running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, batch_max)
-        return giving_way(running, workload.prompt_tokens_mean, hardware)
+        return eviction_costs(running, workload.prompt_tokens_mean, hardware)
 
     def model_code(self, model: str) -> float:
         """The number that stands for a model here; "" is that of no model."""
@@ -146,7 +146,7 @@ class QueueReader:
         )
 
     def _runner_row(self, view: QueueView, number: int, engine: int, runner: RunningView) -> tuple[float, ...]:
-        """One class of what runs: its left tokens in all (-1: as many as the class's requests have left in the mean) and their variance;
+        """One class of what runs: its left tokens in all (-1: as many as the class's requests have left on average) and their variance;
         how unlike each other they are beyond that, as a sum of squares, and the most that one of them is expected to have left."""
         model = view.active_model
         workload = self.profiles.workload_for(model, runner.slo_class, runner.token_class)
@@ -230,7 +230,7 @@ class QueueReader:
         alone = self._services(np.concatenate((waiting[0], running[1])), np.concatenate((waiting[6:10], running[3:7]), axis=1))
         of = np.concatenate((waiting[0], running[1])).astype(np.int64)
         if of.size:
-            # Who runs counts by what is left of it, as so much of a request.
+            # A run counts by the share of it that is left.
             left = np.where(running[7] < 0.0, running[2], running[7] / running[5])
             prompts = np.concatenate((waiting[6], running[3]))
             mix = batch_mix(self._engine_columns(), of, np.concatenate((waiting[3], left)), prompts, alone)

@@ -94,7 +94,7 @@ def _token_s(groups: QueueGroups, served: ServiceColumns, waits: RunWaits, wait_
     """Seconds of an output token of the first and the last request of each group.
 
     Beside a request those decode that have a seat when it starts, and those that get one while it runs: at once where seats are free, else
-    as others end. Who is there at its start is gone halfway through its run in the mean, and who comes later is there for half of it."""
+    as others end. Those there at its start leave halfway through its run on average, and later ones are there for half of it."""
     behind = np.array((waits.others + waits.behind, waits.behind))
     ahead = waits.ahead[REQUESTS] + np.array((np.zeros_like(waits.others), waits.others)) + 1.0
     at_once = np.clip(served.batch - ahead, 0.0, behind)

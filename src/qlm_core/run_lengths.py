@@ -22,7 +22,7 @@ NEWTON_STEPS = 2
 
 
 def run_lengths(columns: QueueColumns, leads: Leads, waits: RunWaits, ends: Floats, end_variance: Floats) -> tuple[Floats, Floats]:
-    """Means and variances [runs]. `ends` [ENDS, groups]; `end_variance` [groups]: of the end of each group. What runs already and is of the
+    """Means and variances [runs]. `ends` [ENDS, groups]; `end_variance` [groups]: of the end of each group. Present runs of the
     run's model ends with it."""
     first = waits.queue_run
     total = np.add.reduceat(columns.count * (columns.each[PREFILL] + ends[SHARED]), waits.run_first)

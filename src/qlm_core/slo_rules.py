@@ -28,7 +28,7 @@ def checked_slo(kind_number: int, seconds: float, priority: int) -> Slo:
             raise invalid_field("slo.priority", f"from -{PRIORITY_MAX} to {PRIORITY_MAX}", priority)
         return Slo(kind=kind, priority=priority)
     if priority:
-        raise invalid_field("slo.priority", "absent but for PRIORITY", priority)
+        raise invalid_field("slo.priority", "absent except with PRIORITY", priority)
     check_seconds("slo.seconds", seconds, SLO_S_MAX)
     return Slo(kind=kind, seconds=seconds)
 

@@ -15,7 +15,7 @@ PRIOR_SAMPLES = 20.0
 WIDER_SAMPLES = 5.0
 """How many weigh as much as what a class leans on, a wider class of its model or what was predicted of its outputs: the variance within
 classes over that between their means (Buehlmann, Experience rating and credibility, 1967), which is 2 to 18 on public traces whose prompts
-tell of outputs. Where they tell nothing there is little to lose."""
+predict outputs. Where they predict nothing there is little to lose."""
 LONG_FACTOR = 4.0
 """A class whose predicted output is so many times that of the wider class leans on the prediction: it takes its first finishes as long as
 they are to become known, and it may hold most of the work by then."""

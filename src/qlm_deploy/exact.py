@@ -1,6 +1,6 @@
 """The exact optimum over all subsets of devices: HELR (UELLM, algorithm 2), corrected.
 
-The print as it stands computes nothing of use. What this program does instead:
+The print as it stands computes nothing of use. This program instead:
 
 - Line 5 skips a subset whose memory is *more* than M. A subset is skipped if it does not hold the model (equation 4).
 - dp[i][j] in line 14 and equation 5 has two devices as its index, while dp is declared over (mark, device). The recurrence is that of Held

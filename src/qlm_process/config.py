@@ -87,7 +87,7 @@ def load_config(
     settings += _environment_overrides(environment)
     given = json.loads(environment.get(OVERRIDES_VARIABLE, "{}")) | dict(overrides or {})
     settings += [(key.split("."), value) for key, value in given.items()]
-    # What is set for the one section wins over its list entry, so it comes after the merge; all else, lists included, before it.
+    # Settings of the one section override its list entry, so they are applied after the merge; all others, lists included, before it.
     single = section.removesuffix("s") if section is not None and entry is not None else None
     for parts, value in settings:
         if parts[0] != single:
@@ -186,7 +186,7 @@ def _put(tree: Tree, parts: list[str], value: object) -> None:
 
 
 def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
-    """Every wrong setting: its name, what is wrong, what it may be and, but for URLs, which may hold passwords, what was given."""
+    """Every wrong setting: its name, what is wrong, the valid values and, except for URLs, which may hold passwords, the value given."""
     lines: list[str] = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"]) or "configuration"

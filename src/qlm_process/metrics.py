@@ -42,7 +42,7 @@ class MetricsServer:
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> MetricsServer:
-    """Serves a registry on host:port (0: any free port; `.port` tells). Raises ConfigError where that cannot be bound."""
+    """Serves a registry on host:port (0: any free port; see `.port`). Raises ConfigError where that cannot be bound."""
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:

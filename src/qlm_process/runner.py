@@ -25,7 +25,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 
     The first SIGTERM or SIGINT sets `stop`, upon which `main` should end; a second one ends the process at once with code 1.
     """
-    # What is imported by now stays: without this a full collection goes through all of it, and stops the process for 25 ms.
+    # Imported modules stay: without this a full collection goes through all of it, and stops the process for 25 ms.
     gc.collect()
     gc.freeze()
     try:

@@ -165,7 +165,7 @@ class TelemetrySettings(Section):
     """Logs and metrics. Traces follow the standard OTEL_* variables."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
-    log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
+    log_format: Literal["console", "json"] = Field("console", description="Form of log lines.")
     metrics_host: str = Field("127.0.0.1", min_length=1, description="Where Prometheus metrics are served.")
     metrics_port: int = Field(0, ge=0, le=65_535, description="Their port; 0: any free one, which the `ready` log line names.")
 

@@ -138,7 +138,7 @@ class LateSpan:
         self._tracer: SdkTracer | None = None
         if not isinstance(tracer, SdkTracer):  # OTEL_SDK_DISABLED
             return
-        # What the tracer would do.
+        # As the tracer would do.
         trace_id = parent.trace_id if parent.is_valid else tracer.id_generator.generate_trace_id()
         sampling = tracer.sampler.should_sample(context, trace_id, name, SpanKind.INTERNAL, attributes, links)
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:

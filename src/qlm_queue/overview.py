@@ -51,9 +51,9 @@ def check_waits(body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The whole queue but for its requests, and for groups that were not asked for, read in one step. `incarnations`: those that may own
+    """The whole queue, without requests and groups that the caller left out, read in one step. `incarnations`: those that may own
     requests -> lease alive.
-    `last_event_id`: events after it tell what changed since. `damage_count`: damaged records that repairs have mended, ever. `pauses`: by
+    `last_event_id`: events after it hold later changes. `damage_count`: damaged records that repairs have mended, ever. `pauses`: by
     kind and name."""
 
     plan_version: int

@@ -207,7 +207,7 @@ class Queue(Protocol):
     async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
         """Returns running requests to their exact place with their progress: the group's order by acceptance number; a group that must be
         opened again goes to the head of the queue it was on (behind the head if EVICTED). With cause FAILED a request that has now failed
-        `attempts_max` times is ENDED as FAILED with the Result `failure`. What has failed is pulled alone (`PullBudget`)."""
+        `attempts_max` times is ENDED as FAILED with the Result `failure`. A request that failed is pulled alone (`PullBudget`)."""
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
         """Messages for an instance's agent after an entry id ("0" at first; "$" for only new ones)."""
@@ -219,8 +219,8 @@ class Queue(Protocol):
         `count` (1 to BATCH_MAX) of them, and no further one once it has read `PAGE_BYTES_MAX` of bodies."""
 
     async def pause(self, kind: PauseKind, name: str) -> bool:
-        """From now on `pull` gives no request for a model, or of a tenant; False if that is so already. What runs runs on, and requests
-        are accepted and placed. Instead of giving it, `pull` puts a group of a paused model that is the head on "unassigned"
+        """From now on `pull` gives no request for a model, or of a tenant; False if that is so already. Running requests continue, and
+        requests are accepted and placed. Instead of giving it, `pull` puts a group of a paused model that is the head on "unassigned"
         (GROUPS_MOVED), and makes a request of a paused tenant that it meets ACCEPTED again, with its progress (UNPLACED), at most
         `HELD_BACK_MAX` in a call. Raises QueueFull where `PAUSES_MAX` are paused."""
 
@@ -244,10 +244,10 @@ class Queue(Protocol):
         only these (those that exist; at most BATCH_MAX)."""
 
     async def repair(self, mend: bool) -> Sequence[Damage]:
-        """Looks at every record and says which do not fit; with `mend`, also mends them. What can be made again from the stream and the
-        hashes of requests (members of groups, virtual queues, what runs, counters, expiries) is; requests of a group whose record is lost
-        are ACCEPTED again, to be placed; those that run nowhere return to their place; those whose own record, body or shown output is lost
-        end as FAILED (RECORD_DAMAGED); a key of another type is set aside. Any call that meets damage raises Unavailable and begins a
+        """Checks every record and reports the damaged ones; with `mend`, also repairs them. Values that can be derived from the stream and
+        the hashes of requests (members of groups, virtual queues, what runs, counters, expiries) are; requests of a group whose record is
+        lost are ACCEPTED again, to be placed; those that run nowhere return to their place; those whose own record, body or shown output is
+        lost end as FAILED (RECORD_DAMAGED); a key of another type is set aside. Any call that meets damage raises Unavailable and begins a
         repair. Safe beside all other calls. Not bounded: it goes through the queue in pages, and once through all of it where it mended."""
 
     async def condemn(self, queue_ids: Sequence[str]) -> int:

@@ -39,7 +39,7 @@ class ControlKind(StrEnum):
 
 
 class RequeueCause(StrEnum):
-    """Why a request went back to its place. FAILED counts as a failed attempt; SUSPECTED (the engine broke with others on it, one of which
+    """Why a request returned to its place. FAILED counts as a failed attempt; SUSPECTED (the engine broke with others on it, one of which
     may be why) too, but never as the last one."""
 
     EVICTED = "evicted"

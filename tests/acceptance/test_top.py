@@ -94,7 +94,7 @@ def test_json_tells_what_happened(served: RunningCluster) -> None:
     assert sum(agent["operations"]["models_activated"] for agent in agents) >= len(MODELS) - 1
     serving = [agent for agent in agents if agent["active_model"]]  # the faster one may have served all
     assert serving
-    assert all(agent["giving_way"].startswith(("KV swap ", "evict ")) for agent in serving)
+    assert all(agent["eviction_choice"].startswith(("KV swap ", "evict ")) for agent in serving)
     outcomes = document["outcomes"]
     assert 0.0 < outcomes["window_s"] <= 300.0
     assert (outcomes["accepted"], outcomes["completed"], outcomes["failed"]) == (30, 30, 0)

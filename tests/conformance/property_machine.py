@@ -176,7 +176,7 @@ class QueueMachine(QueueWorld):
         self.place_in(planner.lease, opened, requests, answer)
 
     @rule(index=pick)
-    def look(self, index: int) -> None:
+    def poll(self, index: int) -> None:
         self.planners[index % 2].overview = self.call("overview")
 
     @rule(index=pick, names=st.lists(st.sampled_from((*sorted(GROUPS), "nobody")), unique=True))

@@ -114,12 +114,12 @@ def test_gateways_go_by_what_was_learned() -> None:
     classes: set[str] = set()
     calibrated: list[bool] = []
 
-    def look(cluster: Cluster) -> None:
+    def poll(cluster: Cluster) -> None:
         state = cluster.server.queue.state
         classes.update(group.meta["token_class"] for group in state.groups.values())
         _, body = state.profiles
         calibrated.append(bool(body) and bool(profile_wire.from_body(body).calibration.rows))
 
-    simulate(one, requests, probes=[(float(at_s), look) for at_s in range(1, 70)])
+    simulate(one, requests, probes=[(float(at_s), poll) for at_s in range(1, 70)])
     assert {"64", "64/o1024"} <= classes, "nothing is known at first"
     assert calibrated[-1]

@@ -43,8 +43,8 @@ def test_slow_loads_are_learned_in_virtual_time() -> None:
         rows.extend(row for row in profile_wire.from_body(body).hardware if row.instance == "slow")
 
     instance = InstanceDescription(agent=AgentSettings(name="slow", models=tuple(model.name for model in MODELS)))
-    looks = [(0.5, slow), (EVERY_S * (TURNS - 1), read)]
-    result = simulate(ClusterDescription(models=MODELS, instances=(instance,)), requests, probes=looks)
+    polls = [(0.5, slow), (EVERY_S * (TURNS - 1), read)]
+    result = simulate(ClusterDescription(models=MODELS, instances=(instance,)), requests, probes=polls)
     assert result.swaps["slow"] >= TURNS - 2
     assert {row.model for row in rows} == {model.name for model in MODELS}
     for row in rows:

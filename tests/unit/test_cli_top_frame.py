@@ -41,7 +41,7 @@ def agent(**fields: object) -> AgentView:
     values: dict[str, object] = {
         "incarnation": "a/1", "gpu": "A100-80GB", "n_gpu": 1, "engine": "simulated", "draining": False, "active_model": "mistral-7b",
         "warm_models": ("vicuna-13b",), "swapping_to": "", "running": 64, "offloaded": 0, "kv_used_tokens": 300, "kv_capacity_tokens": 400,
-        "host_memory_used_bytes": 1, "host_memory_bytes": 2, "completed": 1_234, "giving_way": "",
+        "host_memory_used_bytes": 1, "host_memory_bytes": 2, "completed": 1_234, "eviction_choice": "",
         "operations": {"evicted": 3, "kv_offloaded": 2},
     }  # fmt: skip
     return AgentView(**{**values, **fields})  # type: ignore[arg-type]
@@ -77,9 +77,11 @@ def test_totals_and_parts() -> None:
 
 
 def test_how_requests_give_way_is_shown_with_its_reason() -> None:
-    text = shown(cluster(instances=(instance(seen=agent(giving_way="KV swap above 92 tokens, up to there evict (there and back 2 ms)")),)))
-    assert "gives way by KV swap above 92 tokens, up to there evict (there and back 2 ms)" in text
-    assert "gives way" not in shown(cluster(instances=(instance(seen=agent()),)))
+    text = shown(
+        cluster(instances=(instance(seen=agent(eviction_choice="KV swap above 92 tokens, up to there evict (there and back 2 ms)")),))
+    )
+    assert "evicts by KV swap above 92 tokens, up to there evict (there and back 2 ms)" in text
+    assert "evicts by" not in shown(cluster(instances=(instance(seen=agent()),)))
 
 
 def test_what_is_away_is_marked_and_its_figures_are_not_made_up() -> None:
@@ -167,14 +169,14 @@ def test_values_from_messages() -> None:
     load = instance_pb2.InstanceLoad(
         active_model="a", warm_models=["a", "b"], swapping_to="b", running=3, kv_used_tokens=10, kv_capacity_tokens=100, model_swaps=4,
         completed=7, evictions=1, kv_offloads=2, kv_restores=3, warmings=5, offloaded=6, host_memory_used_bytes=8, host_memory_bytes=9,
-        giving_way="evict (why)", batch=5,
+        eviction_choice="evict (why)", batch=5,
     )  # fmt: skip
     facts = instance_pb2.Instance(incarnation="i/2", gpu="G", n_gpu=2, engine="simulated", draining=True, models=["a", "b", "c"])
     assert agent_view(agent_pb2.GetAgentStatusResponse(instance=facts, load=load)) == AgentView(
         incarnation="i/2", gpu="G", n_gpu=2, engine="simulated", draining=True, active_model="a", warm_models=("b",), swapping_to="b",
         running=3, offloaded=6, kv_used_tokens=10, kv_capacity_tokens=100, host_memory_used_bytes=8, host_memory_bytes=9, completed=7,
-        giving_way="evict (why)", operations={"models_activated": 4, "models_warmed": 5, "evicted": 1, "kv_offloaded": 2, "kv_restored": 3},
-        models=("a", "b", "c"), batch=5,
+        eviction_choice="evict (why)", operations={"models_activated": 4, "models_warmed": 5, "evicted": 1, "kv_offloaded": 2,
+        "kv_restored": 3}, models=("a", "b", "c"), batch=5,
     )  # fmt: skip
     planned = planner_pb2.PlannedGroup(
         group_id="g", model="a", slo_kind=request_pb2.SLO_KIND_FIRST_TOKEN, slo_class="2s", waiting=4, first_deadline_s=9.0,

@@ -28,11 +28,11 @@ class World(MemoryQueue):
 
     def __init__(self) -> None:
         self.now_s = 1_700_000_000.0
-        self.looks = 0
+        self.polls = 0
         super().__init__("test", Bounds(), lambda: self.now_s)
 
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
-        self.looks += 1
+        self.polls += 1
         return await super().overview(group_ids)
 
 
@@ -82,13 +82,13 @@ async def test_a_clock_set_back_by_an_hour_silences_nothing() -> None:
         judge()
         world.now_s += 10.0
         await until(lambda: shown() == 1.0, "the metrics of calibration")
-        assert world.looks == 1
+        assert world.polls == 1
         world.now_s -= 3_600.0
         judge()
         await until(lambda: shown() == 2.0, "the metrics after the step")
-        await until(lambda: world.looks == 2, "a look after the step")
+        await until(lambda: world.polls == 2, "a look after the step")
         world.now_s += LOOK_EVERY_S
-        await until(lambda: world.looks == 3, "the next look")
+        await until(lambda: world.polls == 3, "the next look")
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):

@@ -342,7 +342,7 @@ def test_questions_to_the_queue_are_bounded_and_asked_in_turn() -> None:
 
 
 def test_silent_readers_are_looked_at_in_turn_and_a_few_at_a_time() -> None:
-    gateway = machine(StreamLimits(recheck_s=3.0, looks_per_tick_max=2))
+    gateway = machine(StreamLimits(recheck_s=3.0, polls_per_tick_max=2))
     for reader in range(5):
         run(gateway, (0.0, AcceptSent(reader=reader)), (0.0, Accepted(reader=reader, key=KEY, queue_id=f"{reader}-0")))
     looked = [[effect.reader for effect in run(gateway, (4.0 + tick / 10, Tick()))] for tick in range(4)]

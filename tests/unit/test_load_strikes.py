@@ -72,22 +72,22 @@ def test_refuses_what_is_no_strike(text: str) -> None:
 def test_kills_when_due_and_notes_who_serves_again() -> None:
     signals = Signals()
     striker = Striker([kill_of("planner-0", 0.6), kill_of("a100-0", 0.3)], start_s=100.0, send=signals)
-    assert striker.look(101.0, 0.29, PIDS, PIDS) == []
-    assert [struck.strike.process for struck in striker.look(102.0, 0.30, PIDS, PIDS)] == ["a100-0"]
+    assert striker.poll(101.0, 0.29, PIDS, PIDS) == []
+    assert [struck.strike.process for struck in striker.poll(102.0, 0.30, PIDS, PIDS)] == ["a100-0"]
     assert signals.sent == [(PIDS["a100-0"], signal.SIGKILL)]
     assert [strike.process for strike in striker.waiting] == ["planner-0"]
-    striker.look(103.0, 0.4, {**PIDS, "a100-0": 99}, {name: pid for name, pid in PIDS.items() if name != "a100-0"})
+    striker.poll(103.0, 0.4, {**PIDS, "a100-0": 99}, {name: pid for name, pid in PIDS.items() if name != "a100-0"})
     assert not striker.log[0].new_pid
-    striker.look(105.0, 0.4, {**PIDS, "a100-0": 99}, {**PIDS, "a100-0": 99})
+    striker.poll(105.0, 0.4, {**PIDS, "a100-0": 99}, {**PIDS, "a100-0": 99})
     assert (striker.log[0].new_pid, striker.log[0].at_s, striker.log[0].again_s) == (99, 2.0, 5.0)
 
 
 def test_who_is_down_when_due_is_struck_as_soon_as_it_lives() -> None:
     signals = Signals()
     striker = Striker([kill_of("a100-0"), kill_of("planner-0")], start_s=0.0, send=signals)
-    striker.look(1.0, 0.5, {"planner-0": 12}, {})
+    striker.poll(1.0, 0.5, {"planner-0": 12}, {})
     assert signals.sent == [(12, signal.SIGKILL)]
-    striker.look(2.0, 0.5, {"a100-0": 77}, {})
+    striker.poll(2.0, 0.5, {"a100-0": 77}, {})
     assert signals.sent[1:] == [(77, signal.SIGKILL)]
     assert striker.waiting == ()
 
@@ -95,23 +95,23 @@ def test_who_is_down_when_due_is_struck_as_soon_as_it_lives() -> None:
 def test_one_process_gets_one_strike_a_look() -> None:
     signals = Signals()
     striker = Striker([kill_of("a100-0"), kill_of("a100-0")], start_s=0.0, send=signals)
-    assert len(striker.look(1.0, 0.5, PIDS, PIDS)) == 1
+    assert len(striker.poll(1.0, 0.5, PIDS, PIDS)) == 1
     assert len(striker.waiting) == 1
 
 
 def test_a_term_is_one_signal_and_waits_for_the_next_life() -> None:
     signals = Signals()
     striker = Striker(parse_strikes("term:a100-0@0.5"), start_s=0.0, send=signals)
-    striker.look(1.0, 0.5, PIDS, PIDS)
-    striker.look(2.0, 0.5, PIDS, PIDS)
-    striker.look(9.0, 0.5, {"a100-0": 77}, {"a100-0": 77})
+    striker.poll(1.0, 0.5, PIDS, PIDS)
+    striker.poll(2.0, 0.5, PIDS, PIDS)
+    striker.poll(9.0, 0.5, {"a100-0": 77}, {"a100-0": 77})
     assert signals.sent == [(PIDS["a100-0"], signal.SIGTERM)]
     assert (striker.log[0].new_pid, striker.log[0].again_s, striker.log[0].kills) == (77, 9.0, False)
 
 
 def test_who_is_gone_before_the_signal_keeps_its_strike() -> None:
     striker = Striker([kill_of("a100-0")], start_s=0.0, send=Signals(gone=frozenset({PIDS["a100-0"]})))
-    assert striker.look(1.0, 0.5, PIDS, PIDS) == []
+    assert striker.poll(1.0, 0.5, PIDS, PIDS) == []
     assert len(striker.waiting) == 1
 
 
@@ -120,14 +120,14 @@ def test_the_stopped_are_woken_or_killed_after_their_time() -> None:
     strikes = (*parse_strikes("stop:a100-0:5@0.5"), *parse_strikes("stopkill:planner-0:3@0.5"), kill_of("a100-0", 0.6))
     striker = Striker(strikes, start_s=0.0, send=signals)
     a100, planner = PIDS["a100-0"], PIDS["planner-0"]
-    striker.look(10.0, 0.5, PIDS, PIDS)
+    striker.poll(10.0, 0.5, PIDS, PIDS)
     assert sorted(signals.sent) == sorted([(a100, signal.SIGSTOP), (planner, signal.SIGSTOP)])
     signals.sent.clear()
-    striker.look(12.9, 0.7, PIDS, PIDS)
+    striker.poll(12.9, 0.7, PIDS, PIDS)
     assert signals.sent == [], "a stopped process keeps its later strike until it is awake"
-    striker.look(13.0, 0.7, PIDS, PIDS)
+    striker.poll(13.0, 0.7, PIDS, PIDS)
     assert signals.sent == [(planner, signal.SIGKILL)]
-    striker.look(15.0, 0.7, PIDS, PIDS)
+    striker.poll(15.0, 0.7, PIDS, PIDS)
     assert signals.sent[1:] == [(a100, signal.SIGCONT), (a100, signal.SIGKILL)]
     assert [struck.kills for struck in striker.log] == [False, True, True]
 
@@ -135,6 +135,6 @@ def test_the_stopped_are_woken_or_killed_after_their_time() -> None:
 def test_nobody_stays_stopped_after_a_run() -> None:
     signals = Signals()
     striker = Striker(parse_strikes("stop:server:500@0.5"), start_s=0.0, send=signals)
-    striker.look(10.0, 0.5, PIDS, PIDS)
+    striker.poll(10.0, 0.5, PIDS, PIDS)
     striker.wake(11.0, all_now=True)
     assert signals.sent == [(PIDS[SERVER], signal.SIGSTOP), (PIDS[SERVER], signal.SIGCONT)]

@@ -1,4 +1,4 @@
-"""Who gives way to a more urgent head, and how (QLM section 5, request eviction and GPU-CPU state swapping)."""
+"""Victims of a more urgent head, and how they are evicted (QLM section 5, request eviction and GPU-CPU state swapping)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from qlm_agent.decisions.evict import choice_text
 from qlm_core.hardware_profile import OperationSlowdown
 from qlm_core.preemption import (
     Contender,
+    EvictionMethod,
     Occupant,
     Room,
     Rule,
     Urgency,
     Victim,
-    Way,
+    cheapest_eviction,
     clear,
-    displacement_s,
+    eviction_cost_s,
     make_room,
     offload_pays,
-    way_out,
 )
 from qlm_core.profile import HardwareProfile
 
@@ -137,12 +137,12 @@ def test_of_those_alike_the_one_with_least_work() -> None:
     assert evicts(waits(), runs("big", due_s=3_600.0, tokens=4_000), runs("small", due_s=3_000.0), runs("near", due_s=100.0)) == ["small"]
 
 
-def test_who_gave_way_too_often_is_protected() -> None:
+def test_a_request_evicted_too_often_is_protected() -> None:
     assert evicts(waits(), runs("a", displacements=3)) == []
     assert evicts(waits(), runs("a", displacements=2)) == ["a"]
 
 
-def test_who_ends_before_it_could_give_way_is_left() -> None:
+def test_a_request_that_ends_before_its_eviction_is_left() -> None:
     assert evicts(waits(due_s=2.0, service_s=2.0), runs("a", left_s=0.09, tokens=1_000)) == []  # 0.1 s to compute it again
 
 
@@ -156,24 +156,24 @@ def test_as_much_kv_as_the_head_needs() -> None:
 
 def test_evict_or_swap_by_the_figures_of_the_gpu() -> None:
     run = runs("a", tokens=1_000, offloadable=True)
-    assert displacement_s(Way.ABORT, 1_000, GPU) == 0.1
-    assert displacement_s(Way.OFFLOAD, 1_000, GPU) == 0.02  # there and back
-    assert way_out(run, 5_000, GPU) == Victim("a", Way.OFFLOAD, 0.02)
-    assert way_out(run, 500, GPU) == Victim("a", Way.ABORT, 0.1)  # host memory is full
-    assert way_out(run, 5_000, hardware(kv_swap_us=60.0)) == Victim("a", Way.ABORT, 0.1)  # a slow bus
-    assert way_out(run, 5_000, None) == Victim("a", Way.ABORT, 0.0)
-    assert way_out(runs("a", abortable=False), 5_000, GPU) is None
-    assert way_out(runs("a", abortable=False, offloadable=True), 5_000, GPU) == Victim("a", Way.OFFLOAD, 0.02)
+    assert eviction_cost_s(EvictionMethod.ABORT, 1_000, GPU) == 0.1
+    assert eviction_cost_s(EvictionMethod.OFFLOAD, 1_000, GPU) == 0.02  # there and back
+    assert cheapest_eviction(run, 5_000, GPU) == Victim("a", EvictionMethod.OFFLOAD, 0.02)
+    assert cheapest_eviction(run, 500, GPU) == Victim("a", EvictionMethod.ABORT, 0.1)  # host memory is full
+    assert cheapest_eviction(run, 5_000, hardware(kv_swap_us=60.0)) == Victim("a", EvictionMethod.ABORT, 0.1)  # a slow bus
+    assert cheapest_eviction(run, 5_000, None) == Victim("a", EvictionMethod.ABORT, 0.0)
+    assert cheapest_eviction(runs("a", abortable=False), 5_000, GPU) is None
+    assert cheapest_eviction(runs("a", abortable=False, offloadable=True), 5_000, GPU) == Victim("a", EvictionMethod.OFFLOAD, 0.02)
 
 
 def test_host_memory_is_shared_by_the_victims() -> None:
     batch = [runs(f"r{number}", offloadable=True) for number in range(3)]
     room = Room(seats=0, kv_tokens=9_000, host_kv_tokens=2_500)
-    ways = [victim.way for victim in make_room(NOW_S, waits(3), batch, room, GPU, RULE)]
-    assert ways == [Way.OFFLOAD, Way.OFFLOAD, Way.ABORT]
+    ways = [victim.method for victim in make_room(NOW_S, waits(3), batch, room, GPU, RULE)]
+    assert ways == [EvictionMethod.OFFLOAD, EvictionMethod.OFFLOAD, EvictionMethod.ABORT]
 
 
-def test_for_another_model_all_give_way_or_nobody() -> None:
+def test_for_another_model_all_are_evicted_or_none() -> None:
     assert empties(waits(), runs("a"), runs("b")) == ["a", "b"]
     assert empties(waits(), runs("a"), runs("b", due_s=4.0)) == []  # the more urgent one finishes first
     assert empties(waits(), runs("a"), runs("b", abortable=False)) == []
@@ -202,10 +202,13 @@ def test_for_another_model_who_can_be_continued_goes_back_to_the_queue() -> None
     """KV in host memory would tie it to this engine and to its model; it is for who cannot be continued otherwise."""
     room = Room(seats=0, kv_tokens=10_000, host_kv_tokens=10_000)
     batch = [runs("a", offloadable=True), runs("seeded", offloadable=True, abortable=False)]
-    assert {victim.run_id: victim.way for victim in clear(NOW_S, waits(), batch, room, GPU, RULE)} == {
-        "a": Way.ABORT, "seeded": Way.OFFLOAD
+    assert {victim.run_id: victim.method for victim in clear(NOW_S, waits(), batch, room, GPU, RULE)} == {
+        "a": EvictionMethod.ABORT, "seeded": EvictionMethod.OFFLOAD
     }  # fmt: skip
-    assert [victim.way for victim in make_room(NOW_S, waits(2), batch, room, GPU, RULE)] == [Way.OFFLOAD, Way.OFFLOAD]
+    assert [victim.method for victim in make_room(NOW_S, waits(2), batch, room, GPU, RULE)] == [
+        EvictionMethod.OFFLOAD,
+        EvictionMethod.OFFLOAD,
+    ]
 
 
 # For any batch ------------------------------------------------------------------------------------------------------------
@@ -236,7 +239,7 @@ rooms = st.builds(Room, seats=st.integers(-2, 3), kv_tokens=st.integers(-500, 4_
 
 
 @given(heads, batches, rooms, st.sampled_from([make_room, clear]))
-def test_who_gives_way_may_and_can(head: Contender, batch: list[Occupant], room: Room, rule) -> None:  # type: ignore[no-untyped-def]
+def test_victims_may_and_can_be_evicted(head: Contender, batch: list[Occupant], room: Room, rule) -> None:  # type: ignore[no-untyped-def]
     victims = rule(NOW_S, head, batch, room, GPU, RULE)
     by_id = {occupant.run_id: occupant for occupant in batch}
     assert len({victim.run_id for victim in victims}) == len(victims)
@@ -246,13 +249,13 @@ def test_who_gives_way_may_and_can(head: Contender, batch: list[Occupant], room:
         assert occupant.urgency > head.urgency
         assert occupant.displacements < RULE.displacements_max
         assert occupant.left_s > victim.cost_s
-        assert occupant.abortable if victim.way is Way.ABORT else occupant.offloadable
-        host_kv_tokens -= occupant.context_tokens if victim.way is Way.OFFLOAD else 0
+        assert occupant.abortable if victim.method is EvictionMethod.ABORT else occupant.offloadable
+        host_kv_tokens -= occupant.context_tokens if victim.method is EvictionMethod.OFFLOAD else 0
     assert host_kv_tokens >= 0
 
 
 @given(heads, batches, rooms)
-def test_nobody_gives_way_to_a_head_that_makes_it_anyway(head: Contender, batch: list[Occupant], room: Room) -> None:
+def test_no_victims_for_a_head_that_is_in_time_anyway(head: Contender, batch: list[Occupant], room: Room) -> None:
     slack_s = head.slack_s(NOW_S)
     in_time = [occupant for occupant in batch if occupant.left_s <= slack_s]
     seats, kv_tokens = room.seats + len(in_time), room.kv_tokens + sum(occupant.kv_tokens for occupant in in_time)
@@ -263,7 +266,7 @@ def test_nobody_gives_way_to_a_head_that_makes_it_anyway(head: Contender, batch:
 
 
 @given(heads, batches, rooms)
-def test_no_more_give_way_than_make_room_for_the_head(head: Contender, batch: list[Occupant], room: Room) -> None:
+def test_no_more_victims_than_make_room_for_the_head(head: Contender, batch: list[Occupant], room: Room) -> None:
     victims = make_room(NOW_S, head, batch, room, GPU, RULE)
     assert len(victims) <= RULE.victims_max
     if victims:
@@ -278,7 +281,7 @@ def test_no_more_give_way_than_make_room_for_the_head(head: Contender, batch: li
 
 
 @given(heads, batches, rooms)
-def test_who_gave_way_never_pushes_out_who_took_its_place(head: Contender, batch: list[Occupant], room: Room) -> None:
+def test_a_victim_never_evicts_the_request_in_its_place(head: Contender, batch: list[Occupant], room: Room) -> None:
     """No turn-taking: seen from the one that gave way, the head's request is the more urgent."""
     by_id = {occupant.run_id: occupant for occupant in batch}
     served = Occupant(run_id="head", urgency=head.urgency, left_s=600.0, kv_tokens=head.kv_tokens, context_tokens=0)
@@ -291,11 +294,11 @@ def test_who_gave_way_never_pushes_out_who_took_its_place(head: Contender, batch
 # What costs less (figure 4) -------------------------------------------------------------------------------------------
 
 
-def way_of(tokens: int, row: HardwareProfile, host_kv_tokens: int = 1_000_000) -> Way:
+def way_of(tokens: int, row: HardwareProfile, host_kv_tokens: int = 1_000_000) -> EvictionMethod:
     occupant = Occupant(run_id="r", urgency=Urgency(0, math.inf), left_s=60.0, kv_tokens=tokens, context_tokens=tokens)
-    victim = way_out(occupant, host_kv_tokens, row)
+    victim = cheapest_eviction(occupant, host_kv_tokens, row)
     assert victim is not None
-    return victim.way
+    return victim.method
 
 
 def with_fixed(*, kv_swap_base_ms: float, prefill_base_ms: float, kv_swap_us: float = 10.0, recompute_us: float = 120.0) -> HardwareProfile:
@@ -307,10 +310,10 @@ def with_fixed(*, kv_swap_base_ms: float, prefill_base_ms: float, kv_swap_us: fl
 def test_the_choice_changes_where_the_lines_cross() -> None:
     row = with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0)  # 16 ms + 20 us a token against 2 ms + 120 us a token
     assert offload_pays(row) == pytest.approx((140.0, math.inf))
-    assert (way_of(139, row), way_of(141, row)) == (Way.ABORT, Way.OFFLOAD)
-    assert displacement_s(Way.OFFLOAD, 1_000, row) == pytest.approx(0.036)
-    assert displacement_s(Way.ABORT, 1_000, row) == pytest.approx(0.122)
-    assert way_of(1_000, row, host_kv_tokens=999) is Way.ABORT
+    assert (way_of(139, row), way_of(141, row)) == (EvictionMethod.ABORT, EvictionMethod.OFFLOAD)
+    assert eviction_cost_s(EvictionMethod.OFFLOAD, 1_000, row) == pytest.approx(0.036)
+    assert eviction_cost_s(EvictionMethod.ABORT, 1_000, row) == pytest.approx(0.122)
+    assert way_of(1_000, row, host_kv_tokens=999) is EvictionMethod.ABORT
 
 
 @pytest.mark.parametrize(
@@ -338,7 +341,7 @@ def test_what_is_said_is_what_is_chosen(row: HardwareProfile, pays: tuple[float,
     assert said in choice_text(row, 5_000)
     assert "host memory left for 5,000 tokens" in choice_text(row, 5_000)
     for tokens in (1, 49, 51, 139, 141, 374, 376, 10_000):
-        assert way_of(tokens, row) is (Way.OFFLOAD if first < tokens < last else Way.ABORT)
+        assert way_of(tokens, row) is (EvictionMethod.OFFLOAD if first < tokens < last else EvictionMethod.ABORT)
 
 
 def test_why_nothing_is_moved_is_said() -> None:

@@ -46,7 +46,7 @@ def test_the_row_is_the_engines_whatever_its_first_runs_were() -> None:
     def slow(cluster: Cluster) -> None:
         cluster.agents[0].set_slowness(SLOWNESS)
 
-    def look(cluster: Cluster) -> None:
+    def poll(cluster: Cluster) -> None:
         seen.append(profile_wire.from_body(cluster.server.queue.state.profiles[1]))
 
     simulate(
@@ -54,7 +54,7 @@ def test_the_row_is_the_engines_whatever_its_first_runs_were() -> None:
             models=(spec,), instances=(InstanceDescription(agent=agent),), profiles=replace(shipped_snapshot(), hardware=(ROW,))
         ),
         requests,
-        probes=[(0.5, slow_at_first), (LOAD_FROM_S + 5.0, slow), (WARM_S, look), (LOAD_UNTIL_S, look)],
+        probes=[(0.5, slow_at_first), (LOAD_FROM_S + 5.0, slow), (WARM_S, poll), (LOAD_UNTIL_S, poll)],
         poll_every_s=0.002,
     )
     earlier, later = (next((row for row in each.hardware if row.instance == "a"), None) for each in seen)

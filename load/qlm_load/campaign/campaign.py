@@ -1,9 +1,9 @@
 """A campaign: a whole cluster on this machine, a replay, random kills of every kind of process and of the queue's server all through
-it, and the client's account of what came of it.
+it, and the client's account of the outcome.
 
 Its cluster is the demo's with two settings raised (`OVERRIDES`), so that the check can be strict: by default a request that was on a
 killed agent three times ends FAILED (ATTEMPTS_EXHAUSTED), and a process that ended too often within a minute stops `qlm up`; both are as
-they should be, and neither is what a campaign looks for.
+they should be, and neither is a finding of a campaign.
 """
 
 from __future__ import annotations
@@ -159,11 +159,11 @@ async def run_campaign(
 
 
 async def _strike(console: Console, cluster: Cluster, replay: Replay, striker: Striker) -> None:
-    """Looks at the run every POLL_S until cancelled."""
+    """Polls the run every POLL_S until cancelled."""
     while True:
         state, progress = cluster.state(), replay.progress()
         share = progress.ended / progress.total
-        for struck in striker.look(time.monotonic(), share, living_pids(state), serving_pids(state)):
+        for struck in striker.poll(time.monotonic(), share, living_pids(state), serving_pids(state)):
             strike = struck.strike
             how = f"{strike.action} {strike.process} (pid {struck.pid})" + (f" after {strike.for_s:g} s" if strike.for_s else "")
             console.print(f"{struck.at_s:6.1f} s  {share:4.0%}  {progress.in_flight:5d} open  {how}", style="red", highlight=False)
@@ -175,7 +175,7 @@ async def _settle(cluster: Cluster, striker: Striker, client: qlm.AsyncClient) -
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
     while True:
         state = cluster.state()
-        striker.look(time.monotonic(), 0.0, {}, serving_pids(state))
+        striker.poll(time.monotonic(), 0.0, {}, serving_pids(state))
         ready = state is not None and state.ready
         left = (await client.status()).live
         if (ready and left == 0) or time.monotonic() > deadline_s:

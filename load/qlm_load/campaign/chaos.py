@@ -1,7 +1,7 @@
 """Kills processes in the middle of a run, by seed, while they hold live requests.
 
 For each role (one agent, the planner, one gateway) the seed chooses who and an earliest point inside the middle third of the run,
-measured as the share of requests that have ended. At the first look from there on at which that process holds at least `held_min` live
+measured as the share of requests that have ended. At the first sample from there on at which that process holds at least `held_min` live
 requests it gets SIGKILL; that it comes back is its supervisor's work, which the kill log states. Where it has not held so many half way
 from its earliest point to the end of the middle third, another of its role that does takes its place. If none did by the end of the
 middle third, nobody of the role is killed, and the run says so.
@@ -50,7 +50,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class RunSample:
     """The run at one moment. `ended_share`: ended requests / all; `held`: live requests by process name."""
 
     now_s: float
@@ -85,7 +85,7 @@ def plan_kills(seed: int, agents: Sequence[str], planners: Sequence[str], gatewa
 
 
 class Chaos:
-    """Decides at each look who dies, keeps the log, and notices restarts."""
+    """Decides at each sample who dies, keeps the log, and notices restarts."""
 
     def __init__(
         self, plans: Sequence[Plan], *, held_min: int, seed: int, start_s: float, kill: Callable[[int], None] | None = None
@@ -105,15 +105,15 @@ class Chaos:
 
     @property
     def next_from_share(self) -> float:
-        """The share of ended requests from which looks matter; above 1 when nobody is left."""
+        """The share of ended requests from which samples matter; above 1 when nobody is left."""
         return min((plan.from_share for plan in self._waiting), default=2.0)
 
-    def look(self, look: Look, pids: Mapping[str, int]) -> list[Kill]:
-        """Kills whom this look says to kill; the new entries of the log. `pids`: serving processes by name."""
-        self.note_restarts(look.now_s, pids)
+    def poll(self, sample: RunSample, pids: Mapping[str, int]) -> list[Kill]:
+        """Kills whom this sample says to kill; the new entries of the log. `pids`: serving processes by name."""
+        self.note_restarts(sample.now_s, pids)
         killed: list[Kill] = []
         for plan in list(self._waiting):
-            able = [name for name in plan.due(look.ended_share) if name in pids and look.held.get(name, 0) >= self._held_min]
+            able = [name for name in plan.due(sample.ended_share) if name in pids and sample.held.get(name, 0) >= self._held_min]
             if not able:
                 continue
             process, pid = able[0], pids[able[0]]
@@ -124,10 +124,10 @@ class Chaos:
                     role=plan.role,
                     process=process,
                     pid=pid,
-                    held=look.held[process],
-                    at_s=look.now_s - self._start_s,
+                    held=sample.held[process],
+                    at_s=sample.now_s - self._start_s,
                     at_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    ended_share=look.ended_share,
+                    ended_share=sample.ended_share,
                     seed=self._seed,
                 )
             )

@@ -109,7 +109,7 @@ def parse_strikes(text: str) -> tuple[Strike, ...]:
 
 
 class Striker:
-    """Decides at each look whom to strike, sends the signals and keeps the log."""
+    """Decides at each poll which processes to strike, sends the signals and keeps the log."""
 
     def __init__(self, strikes: Sequence[Strike], *, start_s: float, send: Callable[[int, int], None] = os.kill) -> None:
         """`start_s`: the start of the run by the caller's clock; `send` takes a pid and a signal."""
@@ -124,7 +124,7 @@ class Striker:
         """Strikes that are not done yet."""
         return tuple(self._waiting)
 
-    def look(self, now_s: float, ended_share: float, pids: Mapping[str, int], serving: Mapping[str, int]) -> list[Struck]:
+    def poll(self, now_s: float, ended_share: float, pids: Mapping[str, int], serving: Mapping[str, int]) -> list[Struck]:
         """Strikes who is due; the new entries of the log. `pids`: living processes by name; `serving`: those of them that serve."""
         self.wake(now_s)
         self._note_restarts(now_s, serving)

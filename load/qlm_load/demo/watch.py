@@ -12,7 +12,7 @@ from rich.console import Console
 
 import qlm
 from qlm.errors import QlmError
-from qlm_load.campaign.chaos import Chaos, Kill, Look
+from qlm_load.campaign.chaos import Chaos, Kill, RunSample
 from qlm_load.counters import CounterSums, parse_counters
 from qlm_load.cpu_time import CpuTime
 from qlm_load.demo.cluster import Cluster, living_pids, serving_pids
@@ -57,7 +57,7 @@ class Watch:
         if state is not None and share >= self._chaos.next_from_share:
             held = await self._held(state)
             await self.scrape()  # for the counters of an agent that is killed now
-        kills = self._chaos.look(Look(now_s=time.monotonic(), ended_share=share, held=held), serving_pids(state))
+        kills = self._chaos.poll(RunSample(now_s=time.monotonic(), ended_share=share, held=held), serving_pids(state))
         for kill in kills:
             who = f"SIGKILL {kill.process} (pid {kill.pid}) at {kill.at_s:.1f} s ({kill.at_utc})"
             text = f"{who}, holding {kill.held} live requests; seed {kill.seed}"

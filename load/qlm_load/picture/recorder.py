@@ -44,7 +44,7 @@ class Recorder:
         async with ClusterObserver(self._gateways, call_timeout_s=CALL_TIMEOUT_S) as observer:
             while len(self._frames) < FRAMES_MAX:
                 began_s = time.monotonic()
-                view = await observer.look()
+                view = await observer.poll()
                 self._frames.append(self._frame(time.monotonic() - self._start_s, view))
                 await asyncio.sleep(max(0.0, FRAME_EVERY_S - (time.monotonic() - began_s)))
 

@@ -62,7 +62,7 @@ class Lifecycle:
 
 class OperationKind(Enum):
     """Operations of an agent. SWAPPED_WARM, SWAPPED_COLD: a model became active, from host memory or disk; WARMED: from disk to host
-    memory; KV_MOVED: KV of requests went between GPU and host memory."""
+    memory; KV_MOVED: KV of requests moved between GPU and host memory."""
 
     SWAPPED_WARM = "swapped_warm"
     SWAPPED_COLD = "swapped_cold"

@@ -90,7 +90,7 @@ def _operation(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) ->
 
 
 def _guess(event: events_pb2.RequestEvent) -> LengthGuess | None:
-    """None where there is none, or one that no gateway of this version writes: the event tells the rest all the same."""
+    """None where there is none, or an invalid one: the rest of the event counts all the same."""
     if not event.HasField("length_guess"):
         return None
     try:

@@ -255,7 +255,7 @@ class EstimatorMachine:
             return
         group = self._groups.get(event.group_id)
         instance = self._instances[event.incarnation]
-        # The event tells the model, which a group does too that was read; a queue of an older version wrote neither for a new group.
+        # The event names the model, and so does a group that was read.
         model = event.model or (group.model if group is not None else instance.active_model)
         spec = self._catalogue.get(model)
         if spec is not None:

@@ -135,9 +135,9 @@ LABELS_TEXT = "`time`: wait or completion; `depth`: requests ahead, the power of
 
 _CALIBRATION: dict[str, tuple[str, tuple[str, ...]]] = {
     "samples": ("Predictions that clients were shown and whose time is known", ()),
-    "coverage_ratio": ("Share of requests that came by the predicted quantile: right where it is the `level`", ("level",)),
-    "bias_seconds": ("Mean time by which requests came after the predicted median; negative: before", ()),
-    "r2_ratio": ("Share of the variance of what came that the predicted medians explain, from ten samples on", ()),
+    "coverage_ratio": ("Share of requests within the predicted quantile: right where it is the `level`", ("level",)),
+    "bias_seconds": ("Mean time of requests after the predicted median; negative: before", ()),
+    "r2_ratio": ("Share of the variance of actual times that the predicted medians explain, from ten samples on", ()),
 }
 """Name -> help and further labels."""
 
@@ -146,9 +146,9 @@ _COUNTERS = {
     "lengths": ("length_samples", "Finished requests whose token counts were learned."),
     "speeds": ("speed_samples", "Runs whose duration was learned."),
     "operations": ("operation_samples", "Loads and moves of KV whose duration was learned."),
-    "judged": ("judged_samples", "Completed requests whose prediction was compared with what came."),
+    "judged": ("judged_samples", "Completed requests whose prediction was compared with the actual time."),
     "refused": ("refused_samples", "Finished requests or runs that were left out: unknown model, absurd or uninformative figures."),
-    "repeated": ("repeated_events", "Events that came again or out of order."),
+    "repeated": ("repeated_events", "Events received again or out of order."),
     "gaps": ("event_gaps", "Times that events were trimmed before they could be read."),
     "missed": ("missed_requests", "Requests whose acceptance was in such a gap."),
 }

@@ -45,8 +45,8 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A prediction and what came: a completed request. `completion_s`: acceptance to the last token. `wait_s`: acceptance to the first
-    start; None where that is not known, or was not of the first attempt. `at_s`: when the end was reported, on the queue's clock."""
+    """A prediction and the actual times of its completed request. `completion_s`: acceptance to the last token. `wait_s`: acceptance to the
+    first start; None where that is not known, or was not of the first attempt. `at_s`: when the end was reported, on the queue's clock."""
 
     predicted: Predicted
     at_s: float

@@ -40,7 +40,7 @@ class EstimatorProcess:
         for model in config.models:
             if model.profile not in known and model.facts is None:
                 raise ConfigError(
-                    f"models.{model.name}.profile: nothing is known of {model.profile!r}; may be one of {', '.join(known)}, or tell facts"
+                    f"models.{model.name}.profile: nothing is known of {model.profile!r}; may be one of {', '.join(known)}, or give facts"
                 )
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
@@ -103,7 +103,7 @@ class EstimatorProcess:
             await asyncio.sleep(HEALTH_EVERY_S)
             try:
                 await self._queue.server_time_s()
-            except Unavailable:  # health tells it; the leader's loop logs it
+            except Unavailable:  # health reports it; the leader's loop logs it
                 await server.set_serving(False)
             else:
                 await server.set_serving(True)

@@ -32,7 +32,7 @@ from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.instances import instances_in
 from qlm_process.queue.leases import LeaseKeeper, RoleElection, Sleep
-from qlm_process.queue.polls import QueueLooks
+from qlm_process.queue.polls import QueuePolls
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.overview import Overview
 from qlm_queue.port import Queue
@@ -57,7 +57,7 @@ class EstimatorShell:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._queue = queue
-        self._looks = QueueLooks(queue)
+        self._polls = QueuePolls(queue)
         self._clock = clock
         self._settings = settings
         self._catalogue = catalogue
@@ -106,7 +106,7 @@ class EstimatorShell:
                     self._term = (keeper, machine)
                 now_s = self._clock.now_s()
                 if now_s >= read_again_s or read_again_s > now_s + self._settings.overview_every_s:
-                    seen = queue_seen(await self._looks.look(now_s))
+                    seen = queue_seen(await self._polls.poll(now_s))
                     self._classes = {group_id: group.slo_class for group_id, group in seen.groups.items()}
                     async with self._turn:
                         await self._step(keeper, machine, seen)
@@ -144,7 +144,7 @@ class EstimatorShell:
         version, body = await self._queue.read_profiles()
         snapshot = self._parsed(version, body)
         machine.step(self._clock.now_s(), Restored(snapshot=snapshot))
-        # A publication of before any entry was read, or of a version that does not tell: from its time on.
+        # A publication from before any entry was read: from its time on.
         after = snapshot.last_event_id or f"{max(0, round(snapshot.made_s * 1000.0))}-0"
         self.outcomes = Outcomes(since_s=snapshot.made_s or self._clock.now_s())
         self._metrics.new_leader()

@@ -32,7 +32,7 @@ SCAN_COUNT = 1_000
 @config_option
 @set_option
 def doctor(mend: bool, no_copy: bool, config_path: str | None, overrides: dict[str, str]) -> None:
-    """Look at every record of the queue and print those that do not fit: what is wrong, and what a repair does. The cluster may run.
+    """Check every record of the queue and print the damaged ones: the damage, and its repair. The cluster may run.
 
     A repair never touches a request whose own record is whole, but to put it where it belongs. A request whose record, body or shown output
     is lost ends FAILED (RECORD_DAMAGED). Exit codes: 0 nothing is damaged (any more), 1 something is, 2 wrong use.

@@ -13,7 +13,7 @@ HEAD = """# Metrics
 <!-- Written by `make docs` from the metrics classes. -->
 
 Each process serves Prometheus metrics at `/metrics` on `telemetry.metrics_host` and `telemetry.metrics_port`. Port 0, the default, is any
-free one: the table that `qlm up` prints and the log event `ready` (`metrics_port`) tell which. Beside those below there are `process_*`
+free one: the table that `qlm up` prints and the log event `ready` (`metrics_port`) name it. Beside those below there are `process_*`
 and `python_info` of the Prometheus client. Units are the last word of a name; a counter ends with `_total`. Counters begin at 0 with
 each start of a process.
 

@@ -16,17 +16,17 @@ LEVELS = (0.5, 0.9, 0.99)
 
 
 def calibration_table(rows: Sequence[CalibrationRowView]) -> Table:
-    """Waits and completions as clients were shown, over all and by the requests ahead: how many came by the predicted p50, p90 and p99, by
-    how much later than the median they came in the mean, and R2 of the medians."""
+    """Waits and completions as clients were shown, over all and by the requests ahead: how many were within the predicted p50, p90 and p99,
+    by how much later than the median they were on average, and R2 of the medians."""
     table = Table(title="predicted against actual", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("ahead", ""):
         table.add_column(heading, header_style="dim", no_wrap=True)
-    for heading in ("came", "by p50", "by p90", "by p99", "late by", "R2"):
+    for heading in ("ended", "by p50", "by p90", "by p99", "late by", "R2"):
         table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row))
     if not rows:
-        table.add_row(Text("none came yet", style="dim"))
+        table.add_row(Text("none ended yet", style="dim"))
     return table
 
 
@@ -51,7 +51,7 @@ def _cells(row: CalibrationRowView) -> tuple[Text | str, ...]:
 
 
 def _r2(row: CalibrationRowView) -> str:
-    """Far below zero it says only that all that came took about equally long."""
+    """Far below zero it shows only that all took about equally long."""
     return "-" if row.r2 is None else f"{row.r2:.3f}" if row.r2 > R2_SHOWN_MIN else f"< {R2_SHOWN_MIN:g}"
 
 

@@ -48,7 +48,7 @@ def top(every_s: float, window_s: float, once: bool, as_json: bool, addresses: t
     """
     console, access = plain_console(), credentials()
     if as_json or once or not console.is_terminal:
-        view = asyncio.run(_look(addresses, window_s, access))
+        view = asyncio.run(_poll(addresses, window_s, access))
         if as_json:
             click.echo(json_text(asdict(view)))
         else:
@@ -60,16 +60,16 @@ def top(every_s: float, window_s: float, once: bool, as_json: bool, addresses: t
         return  # how a watch is meant to end
 
 
-async def _look(addresses: tuple[str, ...], window_s: float, access: Credentials) -> ClusterView:
-    """Two looks: the first one may have to find out who leads."""
+async def _poll(addresses: tuple[str, ...], window_s: float, access: Credentials) -> ClusterView:
+    """Polls twice: the first poll may have to find the leader."""
     async with ClusterObserver(addresses, window_s=window_s, credentials=access) as observer:
-        view = await observer.look()
-        return view if all(part.answered for part in view.parts) else await observer.look()
+        view = await observer.poll()
+        return view if all(part.answered for part in view.parts) else await observer.poll()
 
 
 async def _watch(addresses: tuple[str, ...], window_s: float, every_s: float, console: Console, access: Credentials) -> None:
     async with ClusterObserver(addresses, window_s=window_s, credentials=access) as observer:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(frame(await observer.look()), refresh=True)
+                live.update(frame(await observer.poll()), refresh=True)
                 await asyncio.sleep(every_s)

@@ -35,7 +35,7 @@ OPERATION_NAMES = {
 
 
 def frame(view: ClusterView) -> RenderableType:
-    """All of it, top down: totals, instances, what came of requests."""
+    """All of it, top down: totals, instances, outcomes of requests."""
     parts: list[RenderableType] = [_totals(view), _parts(view)]
     if view.advice:
         parts.append(Text.assemble(("advice ", "dim"), (view.advice, "yellow")))
@@ -117,8 +117,8 @@ def _engine(instance: InstanceView, agent: AgentView | None) -> Text:
     text.append(f"completed {agent.completed:,}", style="dim")
     for name, count in agent.operations.items():
         text.append(f"   {OPERATION_NAMES.get(name, name)} {count:,}", style="dim")
-    if agent.giving_way:
-        text.append(f"\ngives way by {agent.giving_way}", style="dim")
+    if agent.eviction_choice:
+        text.append(f"\nevicts by {agent.eviction_choice}", style="dim")
     return text
 
 

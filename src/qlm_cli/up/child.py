@@ -138,7 +138,7 @@ class Child:
                 self._process = await self._started(its_end)
             finally:
                 os.close(its_end)
-            if self._stopping:  # stop() came while it was being started
+            if self._stopping:  # stop() was called during its start
                 self._process.terminate()
             self._enter(Phase.STARTING)
             return await self._until_its_end(self._process, reading)

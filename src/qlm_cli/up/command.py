@@ -40,7 +40,7 @@ def up(config_path: str | None, overrides: dict[str, str], state_dir: str | None
     """Run everything on this machine: the queue's server, gateways, planner, estimator and agents, each a process of its own.
 
     A process that ends is started again. Ctrl-C or SIGTERM drains and stops: gateways refuse new requests, agents finish or give back what
-    they run, then planner, estimator and the server end. What was accepted and not finished goes on at the next start. A second Ctrl-C
+    they run, then planner, estimator and the server end. Accepted, unfinished requests continue at the next start. A second Ctrl-C
     kills everything at once; nothing accepted is lost by that either.
 
     Exit codes: 0 stopped, 1 failed, 2 wrong configuration.

@@ -71,7 +71,7 @@ class SupervisedServer:
             try:
                 await self._server.start()
             except Unavailable as error:
-                # Killed while it started, its port taken for a moment, or a long log to read: it is looked at again, not given up.
+                # Killed while it started, its port taken for a moment, or a long log to read: it is checked again, not given up.
                 structlog.get_logger().warning("server_not_up_yet", error=error.message)
                 if not self._server.running:
                     continue

@@ -1,7 +1,7 @@
-"""Looks at a whole cluster over its public gRPC APIs: gateways, the leading planner and estimator, and every agent.
+"""Polls a whole cluster over its public gRPC APIs: gateways, the leading planner and estimator, and every agent.
 
 Each call has a deadline, and a part that does not answer is a part of the picture: it is shown with the reason and what was last known
-of it. Who leads and where agents are is what a gateway last said, so all else is still seen while gateways are away.
+of it. Leaders and addresses of agents are those that a gateway named last, so all else is still seen while gateways are away.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CALL_TIMEOUT_S = 1.0
 MESSAGE_BYTES_MAX = 64 << 20
 RECONNECT_MAX_S = 1.0
 INSTANCES_MAX = 1_000
-"""Instances that are remembered, and so are asked; more are not looked at."""
+"""Most instances that are polled."""
 
 Answer = TypeVar("Answer")
 Metadata = Sequence[tuple[str, str]]
@@ -92,8 +92,8 @@ class ClusterObserver:
         for channel in channels.values():
             await channel.close(None)
 
-    async def look(self, metadata: Metadata | None = None) -> ClusterView:
-        """The cluster now. Raises nothing for parts that are away. `metadata`: of this look's calls, by default the credentials'. One look
+    async def poll(self, metadata: Metadata | None = None) -> ClusterView:
+        """The cluster now. Raises nothing for parts that are away. `metadata`: of this poll's calls, by default the credentials'. One poll
         at a time."""
         self._metadata = self._credentials.metadata if metadata is None else metadata
         gateway_parts, status = await self._ask_gateways()
@@ -205,7 +205,7 @@ def _instances(
 
 
 def _groups(name: str, status: gateway_pb2.QueueStatusResponse | None, plan: planner_pb2.Plan | None) -> tuple[GroupView, ...]:
-    """The order is the queue's own where a gateway tells it, predictions are the planner's."""
+    """The order is the queue's own where a gateway reports it, predictions are the planner's."""
     planned = {group.group_id: group for queue in plan.queues for group in queue.groups} if plan is not None else {}
     late = {miss.group_id: miss.late for miss in plan.advice.misses} if plan is not None else {}
     if status is not None:

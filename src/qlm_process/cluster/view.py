@@ -44,8 +44,8 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """An agent's own status. `offloaded`: requests whose KV is in host memory. `giving_way`: evict or KV swap, and why; "" where
-    nobody gives way. `operations`: LLM serving operations since its start, by name, as in Operations where they are the same. `models`:
+    """An agent's own status. `offloaded`: requests whose KV is in host memory. `eviction_choice`: evict or KV swap, and why; "" where
+    nothing is evicted. `operations`: LLM serving operations since its start, by name, as in Operations where they are the same. `models`:
     those that it can serve. `batch`: most requests that it runs at once now, 0 during a model swap."""
 
     incarnation: str
@@ -63,7 +63,7 @@ class AgentView:
     host_memory_used_bytes: int
     host_memory_bytes: int
     completed: int
-    giving_way: str
+    eviction_choice: str
     operations: dict[str, int]
     models: tuple[str, ...] = ()
     batch: int = 0
@@ -198,7 +198,7 @@ def agent_view(status: agent_pb2.GetAgentStatusResponse) -> AgentView:
         host_memory_used_bytes=load.host_memory_used_bytes,
         host_memory_bytes=load.host_memory_bytes,
         completed=load.completed,
-        giving_way=load.giving_way,
+        eviction_choice=load.eviction_choice,
         operations={
             "models_activated": load.model_swaps,
             "models_warmed": load.warmings,

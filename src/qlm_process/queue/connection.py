@@ -33,7 +33,7 @@ def open_queue(settings: QueueSettings) -> Queue:
 
 
 async def reach_queue(queue: Queue, clock: ServerClock, stop: asyncio.Event) -> bool:
-    """Starts both, trying again until the server answers; False where `stop` came before. Raises ConfigError."""
+    """Starts both, trying again until the server answers; False where `stop` was called before. Raises ConfigError."""
     while not stop.is_set():
         try:
             await queue.start()

@@ -32,7 +32,7 @@ class LeaseKeeper:
     keeper goes on trying: nobody can take a lease there, and scripts with an old one change nothing.
 
     A process that does not run for `ttl_s` - `renew_s`, or a server that takes so long, costs the lease. The log line of a loss says which:
-    how late this process came to renew, how long the last call was under way, and how long ago the lease was renewed.
+    how late this process renewed, how long the last call was under way, and how long ago the lease was renewed.
     """
 
     def __init__(

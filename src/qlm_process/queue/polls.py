@@ -16,22 +16,22 @@ from qlm_queue.port import Queue
 from qlm_queue.values import GroupRecord
 
 WHOLE_GROUPS = 500
-"""As many groups are read in one look anyway."""
+"""Groups that every poll reads."""
 PAGE_GROUPS = 500
-"""Groups of a look at more."""
+"""Groups of a poll where there are more."""
 TURN_GROUPS = 100
 """Groups of a page that are read in turn, at the least."""
 HEADS = 2
 """Groups of each queue that are served next."""
 WHOLE_EVERY_S = 30.0
-"""All groups are read so often: a group that opened and drained between two looks, while its requests run, is in no queue."""
+"""All groups are read so often: a group that opened and drained between two polls, while its requests run, is in no queue."""
 
 _Key = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class QueueLooks:
-    """`look` by one caller at a time."""
+class QueuePolls:
+    """`poll` by one caller at a time."""
 
     queue: Queue
     _known: dict[str, GroupRecord] = field(default_factory=dict)
@@ -41,8 +41,8 @@ class QueueLooks:
     _turn: deque[str] = field(default_factory=deque)
     _whole_s: float | None = None
 
-    async def look(self, now_s: float) -> Overview:
-        """The queue as it is, but for counts of groups that are not read this time. `now_s`: monotonic. Raises Unavailable."""
+    async def poll(self, now_s: float) -> Overview:
+        """The present queue, without counts of groups that are not read this time. `now_s`: monotonic. Raises Unavailable."""
         due = self._whole_s is None or not 0.0 <= now_s - self._whole_s < WHOLE_EVERY_S
         if due or len(self._known) <= WHOLE_GROUPS:
             seen = await self.queue.overview()
@@ -58,7 +58,7 @@ class QueueLooks:
         return replace(seen, groups=dict(self._known))
 
     def _place(self, seen: Overview) -> None:
-        """Groups are where the look found them."""
+        """Groups are where the poll found them."""
         self._keys = {group_id: self._keys.get(group_id) or _key(record.meta) for group_id, record in self._known.items()}
         self._listed = {group_id: record.instance for record in seen.virtual_queues for group_id in record.group_ids}
         self._heads = [group_id for record in seen.virtual_queues for group_id in record.group_ids[:HEADS]]

@@ -24,7 +24,7 @@ def environment(base: Mapping[str, str], package: str = PACKAGE) -> dict[str, st
     library = preload(package)
     if library is None:
         return {"GLIBC_TUNABLES": GLIBC_TUNABLES, **base}
-    # What somebody else preloads (a test's, a profiler's) comes first.
+    # Other preloaded libraries (a test's, a profiler's) come first.
     return {**base, "LD_PRELOAD": " ".join(part for part in (base.get("LD_PRELOAD", ""), library) if part)}
 
 

@@ -4,7 +4,7 @@ local function owns(record, id, incarnation, attempt)
   return record and record.id == id and record.state == 'R' and record.owner == incarnation and record.attempt == tonumber(attempt)
 end
 
--- What a virtual queue begins with: the head group (id, waiting, acceptance of its first waiting request in ms, its record) or an empty
+-- The beginning of a virtual queue: the head group (id, waiting, acceptance of its first waiting request in ms, its record) or an empty
 -- table, and of `behind_max` groups behind it: model, SLO class, SLO kind, first deadline, how many wait.
 local function head_answer(prefix, list, behind_max)
   local gids = redis.call('LRANGE', list, 0, behind_max)
@@ -23,7 +23,7 @@ local function head_answer(prefix, list, behind_max)
   return head, behind
 end
 
--- What a pull makes of the state of a waiting request, with the `s` that it writes.
+-- The state of a waiting request after a pull, with the `s` that it writes.
 local function pulled_state(stored, incarnation, now)
   local state = read_state(stored)
   state.state, state.owner, state.attempt = 'R', incarnation, state.attempt + 1
@@ -32,7 +32,7 @@ local function pulled_state(stored, incarnation, now)
   return state
 end
 
--- Takes waiting requests of the first group, as far as `room` goes, and ends those that have expired. `room` tells what is left of it.
+-- Takes waiting requests of the first group, as far as `room` goes, and ends those that have expired. `room` shows the rest.
 -- This is what agents wait for, so it reads and parses no more than it needs: equal states once, since most of a group never ran.
 local function pull_from_group(batch, answer, room, gid, model, incarnation, expired_result)
   local prefix, now = batch.prefix, now_ms()
@@ -61,7 +61,7 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
       prompt_tokens = tonumber(prompt_tokens)
       local progress = read_progress(prefix, id, state)
       local need = prompt_tokens + math.ceil(#progress / 4) + room.reserve
-      -- Who may have broken an engine runs alone, so that it breaks nobody else's attempt.
+      -- A request that may have broken an engine runs alone, so that it breaks no other attempt.
       local suspect = state.failed > 0 and not (room.first and (room.any_size or (room.suspects and state.failed == 1)))
       if suspect or (need > room.kv_tokens and not room.any_size) then
         room.blocked_tokens, room.suspect = need, suspect

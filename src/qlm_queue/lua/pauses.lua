@@ -18,7 +18,7 @@ local function resume(keys, args)
   return redis.call('HDEL', keys[1] .. ':paused', args[at])
 end
 
--- What is paused, as a set, or nil.
+-- The paused names, as a set, or nil.
 local function read_pauses(prefix)
   local names = redis.call('HKEYS', prefix .. ':paused')
   if #names == 0 then return nil end

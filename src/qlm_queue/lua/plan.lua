@@ -20,7 +20,7 @@ local function write_list(key, gids)
 end
 
 -- Puts a segment on its queue. `where`: the queue of each group that the call names, as far as the call has come; `lists` may still hold
--- groups that went to another queue since, so that only the queue that a segment is put on is written anew.
+-- groups that moved to another queue since, so that only the queue that a segment is put on is written anew.
 local function put_segment(lists, where, segment)
   for _, gid in ipairs(segment.gids) do where[gid] = false end
   local joined, kept, name = {}, 0, segment.name
@@ -42,7 +42,7 @@ local function put_segment(lists, where, segment)
   lists[name] = joined
 end
 
--- What stands on a queue in the end, and whether that is another order than before.
+-- The final order of a queue, and whether it differs from the one before.
 local function settled_list(list, before, where, name)
   local found, changed = {}, false
   for _, gid in ipairs(list) do

@@ -1,4 +1,4 @@
--- unplaced, arrived, place, reclaim, shed, forget_instance, waiting, overview: what planners call, but for apply_plan (plan.lua).
+-- unplaced, arrived, place, reclaim, shed, forget_instance, waiting, overview: the calls of planners, without apply_plan (plan.lua).
 
 -- args: after ('' from the start), page size; answer: the id to go on after ('' at the end), live records
 -- Both the pending entries and those never read may hold requests that were placed unread, so a page may give few records or none.
@@ -48,7 +48,7 @@ local function group_at(args, at)
   }
 end
 
--- Makes a group ready for the first request that a call places in it: open, with the deadlines and the least SLO that the call tells.
+-- Makes a group ready for the first request that a call places in it: open, with the deadlines and the least SLO of the call.
 local function place_first(batch, args, group)
   local prefix = batch.prefix
   local _, meta = group_keys(prefix, group.gid)

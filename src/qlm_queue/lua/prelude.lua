@@ -1,4 +1,4 @@
--- What all scripts share. KEYS[1] is the queue's prefix "{<queue>}"; keys are described in keys.py.
+-- Shared by all scripts. KEYS[1] is the queue's prefix "{<queue>}"; keys are described in keys.py.
 -- The scripts write protobuf by hand: serialized messages are concatenated, and a later field overrides an earlier one.
 
 local STATE_NUMBER = { C = 4, F = 5, X = 6, E = 7 }
@@ -162,7 +162,7 @@ local function read_state(stored)
   }
 end
 
--- What it takes to return a request to its group, for half of what `read_request` costs: its table has no more than 16 fields, and
+-- Reads the fields that return a request to its group, at half the cost of `read_request`: its table has no more than 16 fields, and
 -- `states` keeps what the call has parsed, since those that were pulled together have mostly equal ones.
 local function read_returnable(states, hash_key)
   local fields = redis.call('HMGET', hash_key, 'f', 's', 'g')

@@ -322,7 +322,7 @@ local function repair_keys(keys, args)
     elseif CHECKS[kind] then
       readable[#readable + 1] = { CHECKS[kind], name, rest }
     end
-    -- What was counted is never given twice: incarnations and leases are told apart by it.
+    -- A counted number is never given twice: incarnations and leases are told apart by it.
     if kind == 'fence' and repair.fix and redis.call('EXISTS', name) == 0 then redis.call('SET', name, integer(now_ms())) end
   end
   for _, check in ipairs(readable) do check[1](repair, check[2], check[3]) end
@@ -330,7 +330,7 @@ local function repair_keys(keys, args)
 end
 
 -- args: mend, Result, (member of `kept` or '', key of a result or '')…: one whose result may be gone, or a result that may not be counted;
--- answer: (key, problem, remedy)…. A result that is counted again has no class, since it does not tell it.
+-- answer: (key, problem, remedy)…. A result that is counted again has no class, since it does not hold it.
 local function repair_kept(keys, args)
   local repair, at = open_repair(keys, args)
   local prefix, batch, key = repair.prefix, repair.batch, repair.prefix .. ':kept'
@@ -439,7 +439,7 @@ end
 
 -- counters ---------------------------------------------------------------------------------------------------------------
 
--- What the counters should be. It goes through all requests in one step, which stops the server for some microseconds each: only where
+-- The right values of the counters. It goes through all requests in one step, which stops the server for some microseconds each: only where
 -- something was found.
 local function counted(prefix)
   local counts, groups, after = { live = 0, unplaced = 0, running = 0, b = 0 }, {}, '-'

@@ -1,4 +1,4 @@
--- What a call writes: collected while it looks at its requests, written at its end; and the steps that several calls share.
+-- Writes of a call: collected while it checks its requests, written at its end; and the steps that several calls share.
 
 -- what a call writes at its end ----------------------------------------------------------------------------------------
 -- A call may touch 500 requests, and each write costs the server several microseconds (the log of writes, above all). So what the
@@ -39,7 +39,7 @@ local function first_output(record)
   return pb_seconds(13, record.first_output_ms)
 end
 
--- Groups that came to one queue are one event: ids are most of what a chunk of a plan tells.
+-- Groups that moved to one queue are one event: ids are most of the events of a chunk of a plan.
 local GROUP_IDS_TAG = '\138\2'
 
 local function add_moved_event(batch, instance, gids)
@@ -92,7 +92,7 @@ local function group_keys(prefix, gid)
   return prefix .. ':group:' .. gid, prefix .. ':group_meta:' .. gid
 end
 
--- What the call changes of a group: `joined` (score, id…), `tokens` waiting, `live`.
+-- The call's changes of a group: `joined` (score, id…), `tokens` waiting, `live`.
 local function changes_of(batch, gid)
   local group = batch.groups[gid]
   if not group then
@@ -301,7 +301,7 @@ local function return_to_group(batch, record, where, unstarted)
     batch.returned[record.stored_state] = state
   end
   redis.call('HSET', record.key, 's', state)
-  record.owner = owner  -- events tell who had it
+  record.owner = owner  -- events name its owner
   join_group(batch, gid, record)
   local group = changes_of(batch, gid)
   if not group.slo_least_s then

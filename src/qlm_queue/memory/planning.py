@@ -63,7 +63,7 @@ def _place_one(step: Step, placement: GroupPlacement, wanted: RequestPlacement) 
 
 
 def _ready(step: Step, placement: GroupPlacement) -> StoredGroup:
-    """The group of a placement: there and open, with the deadlines and the least SLO that the placement tells."""
+    """The group of a placement: there and open, with the deadlines and the least SLO of the placement."""
     state = step.state
     group = state.groups.get(placement.group_id)
     if group is None:

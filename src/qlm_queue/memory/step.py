@@ -45,7 +45,7 @@ class Step:
     def event(
         self, kind: EventKind.ValueType, request: StoredRequest, *, incarnation: str = "", cause: str = "", extra: bytes = b""
     ) -> None:
-        """One that came back, or ended while it waited, tells when its first output was stored."""
+        """A requeued request, or one that ended while it waited, holds the time of its first output."""
         event = self._events.events.add()
         event.kind = kind
         event.queue_id = request.queue_id
@@ -61,7 +61,7 @@ class Step:
         event.MergeFromString(extra)
 
     def groups_moved(self, instance: str, group_ids: Sequence[str]) -> None:
-        """Groups came to a virtual queue from others."""
+        """Groups moved to a virtual queue from others."""
         self._events.events.add(kind=EventKind.EVENT_KIND_GROUPS_MOVED, instance=instance, group_ids=group_ids)
 
     def frame(self, gateway: str, frame: Frame) -> None:

@@ -269,7 +269,7 @@ def applied_chunk(answer: Sequence[bytes]) -> AppliedChunk:
 
 
 def group_record(group_id: str, place: str, waiting: int, accepted_ms: int, fields: dict[str, str]) -> GroupRecord:
-    """`place`: as `groups` has it (`qlm_queue.keys`); `accepted_ms`: of the first that waits. What an older version opened has no last
+    """`place`: as `groups` has it (`qlm_queue.keys`); `accepted_ms`: of the first that waits. A group of an older version has no last
     deadline."""
     first_deadline_s, slo_least_s = float(fields["first_deadline"]), float(fields["slo_least"])
     due_s = accepted_ms / 1000 + slo_least_s if waiting and slo_least_s < math.inf else first_deadline_s

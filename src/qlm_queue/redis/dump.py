@@ -74,7 +74,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     "profiles": ("hgetall",), "damaged": ("exists",), "damage_count": ("get",),
     "paused": ("hlen",), "version": ("get",), "waits": ("get",),
 }  # fmt: skip
-"""How each kind of key is read. What the overview tells is only counted."""
+"""How each kind of key is read. Content of the overview is only counted."""
 _WITH_SUFFIX = frozenset(
     {"req", "result", "progress", "logprobs", "group", "group_meta", "vq", "running", "lease", "fence", "frames", "ctl", "damaged"}
 )

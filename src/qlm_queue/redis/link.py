@@ -99,7 +99,7 @@ class RedisLink:
 
     @property
     def connected(self) -> bool:
-        """The next call goes on the connection that the last one went on, as far as is known."""
+        """The next call uses the connection of the last one, as far as is known."""
         return self._pipe is not None and not self._pipe.worn and not self._pipe.broken
 
     @property

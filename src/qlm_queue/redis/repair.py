@@ -11,7 +11,7 @@ from qlm_queue.redis.answers import kept_parts, text_of
 from qlm_queue.redis.link import RecordDamaged, RedisLink
 
 PAGE = 200
-"""Requests or keys that one call looks at."""
+"""Requests or keys that one call checks."""
 ROUNDS_MAX = 4
 """Most rounds: a repair may uncover more damage (a group that is dissolved leaves requests without one)."""
 
@@ -19,7 +19,7 @@ Call = Callable[..., Awaitable[Any]]
 
 
 async def repair_queue(link: RedisLink, keys: Keys, call: Call, make_consumer_group: Call, *, mend: bool) -> list[Damage]:
-    """Looks at every record, and mends what does not fit where `mend`. Safe beside all other calls, and twice."""
+    """Checks every record, and repairs the damaged ones where `mend`. Safe beside all other calls, and twice."""
     repair = _Repair(link, keys, call, make_consumer_group if mend else None)
     found: list[Damage] = []
     for _ in range(ROUNDS_MAX if mend else 1):
@@ -44,7 +44,7 @@ class _Repair:
         self._found = []
         names = await self._names()
         of_requests = [name for name in names if name.startswith(self._keys("req", "").encode())]
-        await self._look_at(sorted(set(names) - set(of_requests), key=lambda name: (name.count(b":"), name)))
+        await self._scan(sorted(set(names) - set(of_requests), key=lambda name: (name.count(b":"), name)))
         if self._make_consumer_group is not None:
             await self._make_consumer_group()
         after, highest = "", 0
@@ -54,7 +54,7 @@ class _Repair:
             after, highest = text_of(last), max(highest, int(number))
             if not after:
                 break
-        await self._look_at(of_requests)
+        await self._scan(of_requests)
         await self._count_results({name for name in names if name.startswith(self._keys("result", "").encode())})
         self._note(await self._ask("repair_groups"))
         for gid in sorted(await self._link.run(self._link.client.hkeys, self._keys("groups"))):
@@ -74,12 +74,12 @@ class _Repair:
             for record, problem, remedy in zip(*[iter(report)] * 3, strict=True)
         )
 
-    async def _look_at(self, names: Sequence[bytes]) -> None:
+    async def _scan(self, names: Sequence[bytes]) -> None:
         for first in range(0, len(names), PAGE):
             self._note(await self._ask("repair_keys", *names[first : first + PAGE]))
 
     async def _count_results(self, names: set[bytes]) -> None:
-        """Compares the results with those that are counted; what does not fit is looked at again in a step."""
+        """Compares the results with those that are counted; mismatches are checked again in a step."""
         uncounted, doubtful = set(names), list[bytes]()
         cursor = 0
         while True:

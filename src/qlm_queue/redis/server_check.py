@@ -22,7 +22,7 @@ from qlm_queue.redis.link import RETRY_AFTER_S, RedisLink
 from qlm_queue.values import Bounds, Durability
 
 LOOK_EVERY_S = 0.5
-"""An older look at the server is repeated before a request is accepted."""
+"""An older check of the server is repeated before a request is accepted."""
 
 REWRITE_GAP_S = 10.0
 """Between two rewrites of the server's log that one process begins."""
@@ -123,10 +123,10 @@ def rewrite_helps(info: Mapping[str, Any], free_bytes: int, bounds: Bounds) -> b
 
 
 class ServerWatch:
-    """Looks at a server. Nothing is accepted above `bounds.memory_share` of its maxmemory, nor where its log takes more than
+    """Watches a server. Nothing is accepted above `bounds.memory_share` of its maxmemory, nor where its log takes more than
     `bounds.disk_share` of the disk that it has: the rest is for leases, progress and results of accepted requests, and for a rewrite of the
-    log, which a look begins at that bound. The disk is seen where the server is on this machine. The watch remembers what the server
-    acknowledged to this process, and notices a server that came back without it: by the number of acceptances, and after a reconnect by the
+    log, which a check begins at that bound. The disk is seen where the server is on this machine. The watch remembers what the server
+    acknowledged to this process, and notices a server that returned without it: by the number of acceptances, and after a reconnect by the
     last request that this process had accepted."""
 
     def __init__(self, link: RedisLink, keys: Keys, durability: Durability, replicas: int, bounds: Bounds) -> None:
@@ -136,16 +136,16 @@ class ServerWatch:
         self._replicas = replicas if durability is Durability.REPLICA else 0
         self._bounds = bounds
         self._newest: tuple[RequestKey, float] | None = None  # accepted last, and when
-        self._last: tuple[RequestKey, float] | None = None  # the same, of the connection that was looked at last
+        self._last: tuple[RequestKey, float] | None = None  # the same, of the connection that was checked last
         self._loss = ""
         self._lost_s = 0.0
         self.accepted_count = 0
         """Most acceptances that the server has counted, as far as this process knows."""
-        self._looking = asyncio.Lock()
+        self._polling = asyncio.Lock()
         self._seen_s = 0.0
         self._seen_connections = 0
         self._refusal: QlmError | None = None
-        self._hidden = False  # a managed server that tells no settings
+        self._hidden = False  # a managed server that shows no settings
         self._rewritten_s = -math.inf
         self._log_seen: Path | None = None
 
@@ -169,9 +169,9 @@ class ServerWatch:
     async def refusal(self) -> QlmError | None:
         """Why nothing is accepted now, None if it is. Raises Unavailable."""
         if self._stale:
-            async with self._looking:
+            async with self._polling:
                 if self._stale:
-                    await self._look()
+                    await self._poll()
         return self._refusal
 
     @property
@@ -184,14 +184,14 @@ class ServerWatch:
         self.counted(before, number - 1)
         self.accepted_count = max(self.accepted_count, number)  # by now replicas have it, too
         self._newest = (key, time.monotonic())
-        if self._link.connections == self._seen_connections:  # else the one before is still to be looked for
+        if self._link.connections == self._seen_connections:  # else the one before is still to be checked
             self._last = self._newest
 
     def counted(self, before: int, found: int, *, lasting: bool = False) -> None:
         """The server has counted `found` acceptances, asked when `accepted_count` was `before`. `lasting`: as its replicas have."""
         if found < before:
             self._lose(f"it counts {found} acceptances, and has counted {before}", found)
-        if lasting or not self._replicas:  # else the last ones may be lost with the server, and nobody was told that they were accepted
+        if lasting or not self._replicas:  # else the last ones may be lost with the server, before their clients had an answer
             self.accepted_count = max(self.accepted_count, found)
 
     async def confirm(self) -> None:
@@ -209,7 +209,7 @@ class ServerWatch:
         flat: list[bytes] = await self._link.ask("CONFIG", "GET", *_SETTINGS)
         return {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         connections, seen_s = self._link.connections, time.monotonic()
         details = {"retry_after_s": f"{RETRY_AFTER_S}"}
         found = {} if self._hidden else await self._settings()
@@ -217,7 +217,7 @@ class ServerWatch:
         info = info_of(await self._link.ask("INFO", *_SECTIONS))
         free_bytes, gone = await asyncio.to_thread(self._disk_of_log, found) if self._link.local else (None, False)
         problem = problem or writes_problem(found, info) or (_LOG_GONE if gone else "") or replicas_problem(info, self._replicas)
-        await self._look_for_loss(reconnected=connections != self._seen_connections)
+        await self._check_loss(reconnected=connections != self._seen_connections)
         refusal: QlmError | None = Unavailable(f"nothing is accepted: {problem}", details=details) if problem else None
         if refusal is None and (full := full_bound(info, free_bytes, self._bounds)):
             bound, limit, held = full
@@ -254,7 +254,7 @@ class ServerWatch:
         else:
             structlog.get_logger().info("queue_log_rewritten", log_bytes=info["aof_current_size"], free_bytes=free_bytes)
 
-    async def _look_for_loss(self, *, reconnected: bool) -> None:
+    async def _check_loss(self, *, reconnected: bool) -> None:
         before, last = self.accepted_count, self._last
         number: bytes | None = await self._link.ask("GET", self._keys("acceptance"))
         self.counted(before, int(number) if number is not None and number.isdigit() else 0)

@@ -42,8 +42,8 @@ class VirtualEngine:
         self._emit = emit
         self._wake_min_s = wake_min_s
         self._chance = chance
-        self._alarm = process.alarm(self._look)
-        self._looked_s = 0.0
+        self._alarm = process.alarm(self._poll)
+        self._polled_s = 0.0
         self._due_s: float | None = None
         self._waiting: dict[int, Task] = {}
 
@@ -110,14 +110,14 @@ class VirtualEngine:
         due_s = self.core.next_due_s
         if due_s is None:
             return
-        due_s = max(due_s, self._looked_s + self._wake_min_s)
+        due_s = max(due_s, self._polled_s + self._wake_min_s)
         if self._due_s is None or due_s < self._due_s:
             self._due_s = due_s
             self._alarm.set(due_s)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._due_s = None
-        now_s = self._looked_s = self._process.now_s()
+        now_s = self._polled_s = self._process.now_s()
         self.core.advance(now_s)
         outputs = self.core.outputs(now_s)
         if self.breaks:

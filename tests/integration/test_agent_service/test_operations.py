@@ -52,11 +52,11 @@ async def events_of(rig: Rig, kind: events_pb2.EventKind.ValueType, count: int =
     """Events of a kind, as soon as there are so many."""
     found: list[events_pb2.RequestEvent] = []
 
-    async def look() -> bool:
+    async def poll() -> bool:
         found[:] = [event for event in await rig.events() if event.kind == kind]
         return len(found) >= count
 
-    while not await look():
+    while not await poll():
         await rig.read_frames()
     return found
 

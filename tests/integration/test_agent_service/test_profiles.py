@@ -28,7 +28,7 @@ async def test_measured_rows_decide_how_requests_give_way(rig: Rig) -> None:
     await rig.place(names, group="g")
 
     def choice() -> str:
-        return shell.load().giving_way
+        return shell.load().eviction_choice
 
     await until(lambda: choice().startswith("KV swap at any context"), "a model is active, and the shipped row decides")
     lease = await rig.queue.acquire_lease(ESTIMATOR_ROLE, "e", 600.0, "")

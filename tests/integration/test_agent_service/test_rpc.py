@@ -42,7 +42,7 @@ async def test_status(rig: Rig, agent: RunningAgent, stub: agent_pb2_grpc.AgentA
     assert (status.load.active_model, status.load.running, status.load.kv_capacity_tokens) == ("m", 3, 460_416)
     assert status.load.kv_used_tokens >= 3 * 30
     why = r"\(there and back .+, computed again .+; host memory left for [\d,]+ tokens\)"
-    assert re.fullmatch(rf"(KV swap|evict) .+ {why}", status.load.giving_way)
+    assert re.fullmatch(rf"(KV swap|evict) .+ {why}", status.load.eviction_choice)
     for name in names:
         await rig.cancel(name)
 

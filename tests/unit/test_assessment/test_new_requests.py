@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from predicted_times import group_times
-from qlm_core.clearing import GivingWay, Head, would_clear
+from qlm_core.clearing import EvictionCosts, Head, would_clear
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.request import SloKind
 
@@ -126,7 +126,7 @@ def test_what_runs_gives_way_where_the_request_would_be_late_otherwise(kind: Slo
 
 def test_nothing_gives_way_that_would_be_late_by_it() -> None:
     """What the head takes counts, and not only that it gives way: three would be late for one."""
-    way = GivingWay(displacement_s=1.0, swap_back_s=1.0, runs_left_s=10.0)
+    way = EvictionCosts(eviction_cost_s=1.0, swap_back_s=1.0, runs_left_s=10.0)
     head = Head(band=0, deadline_s=NOW_S + 6.0, requests=1, service_s=5.0)
     for slack_s, clears in ((4.0, False), (6.9, False), (7.1, True)):
         runners = [RunningView(slo_class="", token_class="", count=3, deadline_s=NOW_S + 10.0 + slack_s)]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.clearing import Head, giving_way, would_clear
+from qlm_core.clearing import Head, eviction_costs, would_clear
 from qlm_core.prediction_views import RunningView
 from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
 from qlm_planner.board.group import Group
@@ -123,14 +123,14 @@ def expects_what_the_rule_does(seed: int) -> bool:
     on, row = running(runs), hardware("big", "alpha", swap_s=swap_s)
     drain_s, one_class = made.engine(on).drain_s, made.class_of(on, runs[0][0].traits.key, round(math.log(200.0) / PROMPT_STEP))
     assert one_class is not None
-    way = giving_way(one_class.service, 200.0, row)
+    way = eviction_costs(one_class.service, 200.0, row)
     head = Head(
         band=0,
         deadline_s=START_S + chance.choice((1.0, 3.0, 5.0, 15.0, 60.0)),
         requests=chance.randrange(1, 120),
         service_s=chance.choice((0.5, 3.0, 12.0)),
     )
-    context_tokens = round(way.displacement_s / (hardware("big", "alpha").recompute_us_per_token * 1e-6))
+    context_tokens = round(way.eviction_cost_s / (hardware("big", "alpha").recompute_us_per_token * 1e-6))
     batch = [
         Occupant(
             run_id=f"{number}-{each}",

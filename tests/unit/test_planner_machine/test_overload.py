@@ -155,10 +155,10 @@ def by_deadline(board: Board) -> bool:
 # On boards made by hand -----------------------------------------------------------------------------------------------
 
 
-def looked(board: Board, looks: int = ROUNDS_MIN) -> Shed | None:
-    """What is shed after some looks at one moment."""
+def looked(board: Board, rounds: int = ROUNDS_MIN) -> Shed | None:
+    """What is shed after some rounds at one moment."""
     shedding, made = Shedding(policy=Policy()), class_table()
-    for _ in range(looks):
+    for _ in range(rounds):
         shedding.find_late(board, made, START_S)
     return shedding.due
 

@@ -17,7 +17,7 @@ from qlm_agent.decisions.events import QueueHead, RunsOffloaded
 from qlm_agent.decisions.expectations import Expectations
 from qlm_agent.decisions.runs import Operations, ReturnCause, Run, RunPhase, RunTable
 from qlm_agent.decisions.settings import MachineSettings
-from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, Victim, Way, clear, make_room, offload_pays
+from qlm_core.preemption import Contender, EvictionMethod, Occupant, Room, Rule, Urgency, Victim, clear, make_room, offload_pays
 from qlm_core.profile import HardwareProfile
 
 SCAN_EVERY_S = 0.1
@@ -155,9 +155,9 @@ class EvictionControl:
         )
 
     def _displace(self, victims: Sequence[Victim]) -> list[Effect]:
-        found = [(victim.way, run) for victim in victims if (run := self._runs.get(victim.run_id)) is not None]
-        effects = self._give_back([run for way, run in found if way is Way.ABORT])
-        offloaded = [run for way, run in found if way is Way.OFFLOAD]
+        found = [(victim.method, run) for victim in victims if (run := self._runs.get(victim.run_id)) is not None]
+        effects = self._give_back([run for method, run in found if method is EvictionMethod.ABORT])
+        offloaded = [run for method, run in found if method is EvictionMethod.OFFLOAD]
         for run in offloaded:
             self._runs.move(run, RunPhase.OFFLOADING)
         if offloaded:

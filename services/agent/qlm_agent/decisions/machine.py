@@ -332,7 +332,7 @@ class AgentMachine:
         if not models and not model_swap.active and len(self._settings.models) == 1:
             models = list(self._settings.models)  # without it this is no place for a request that cannot wait for the load
         if not models and model_swap.failing:
-            models = [model_swap.failing]  # its requests went to other instances
+            models = [model_swap.failing]  # its requests moved to other instances
         empty = self.runs.running == 0 and not pull.under_way
         effects += model_swap.decide(now_s, list(dict.fromkeys(models)), engine_empty=empty)
         may_pull = not self.paused and not model_swap.swapping_to

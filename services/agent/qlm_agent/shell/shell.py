@@ -142,7 +142,7 @@ class AgentShell:
             offloaded=stats.offloaded,
             host_memory_used_bytes=stats.host_memory_used_bytes,
             host_memory_bytes=stats.host_memory_capacity_bytes,
-            giving_way=self.machine.eviction.choice_text(stats.active_model),
+            eviction_choice=self.machine.eviction.choice_text(stats.active_model),
             batch=self.machine.batch_reported,
             prefill_left_tokens=self.machine.runs.prefill_left_tokens,
             token_s=self.machine.expectations.token_s(stats.active_model),

@@ -18,7 +18,7 @@ BIAS_MAX = 2.0
 CHANGED = 0.1
 """Relative change of the learned speed from which on a prediction from before it says nothing of those that are made now."""
 SHORT_S = 1.0
-"""Added to both times, so that the ratio of two short ones tells little."""
+"""Added to both times, so that the ratio of two short ones counts little."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Learns from what came of predictions: one bias factor and error quantiles by horizon for each kind of time. Pure.
+"""Learns from the outcomes of predictions: one bias factor and error quantiles by horizon for each kind of time. Pure.
 
 A prediction is outstanding until its time is known. Whether it was beyond one of its quantiles is decided at the earlier of that and the
 moment at which the quantile passes: one that still waits then is a miss now. One whose request was cancelled says nothing more.

@@ -14,7 +14,7 @@ from qlm_core.workload_profile import wider_row
 from qlm_estimator.lengths.fading import FadingLengths
 
 RUNNING_COUNTED_MAX = 4_096
-"""Running requests that one publication looks at; of more, every so manieth stands for all."""
+"""Running requests that one publication reads; of more, a regular sample stands for all."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Output lengths of one class of requests, old ones fading, with those that have not ended taken for what they tell: lower bounds.
+"""Output lengths of one class of requests, old ones fading, with lengths so far of unended requests as lower bounds.
 
 A finished request that made a tokens says "exactly a"; one that runs and has made a, or was cancelled then, says "more than a". To leave
 the latter out underestimates, since the long ones are still running when the short ones have finished. The estimate is Kaplan and Meier's
@@ -80,8 +80,8 @@ class FadingLengths:
         return running
 
     def curve(self, running: FloatArray, wider: LengthCurve) -> LengthCurve | None:
-        """The distribution; None before anything has finished. What outlives all that finished is spread as the wider class's lengths
-        are there, or as long again where that has none so long."""
+        """The distribution; None before anything has finished. The share that outlives all finished ones is spread as the wider class's
+        lengths are there, or as long again where that has none so long."""
         ended = self._ended * self._now()
         if ended.sum() < WEIGHT_MIN:
             return None

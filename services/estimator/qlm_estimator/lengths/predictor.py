@@ -50,7 +50,7 @@ class LengthMonitor:
     @property
     def _by_chance(self) -> float:
         """Standard errors of the gain that are exceeded at any time with CHANCE where there is none (Robbins, "Statistical methods related
-        to the law of the iterated logarithm", 1970). It is looked at after every request, so two or three would often be chance."""
+        to the law of the iterated logarithm", 1970). It is tested after every request, so two or three would often be chance."""
         share = SAMPLES_MIN / self.gain.weight
         return math.sqrt((1.0 + share) * math.log((1.0 + 1.0 / share) / CHANCE**2))
 

@@ -71,7 +71,7 @@ class RequestLengths:
             self.rows.give_up(begun.classes, max(self._made(event.queue_id, begun), claimed_tokens))
 
     def refused(self, event: Lifecycle) -> None:
-        """A request ended with figures that are not believed: it tells no length, and runs no longer."""
+        """A request ended with invalid figures: no length is learned, and it runs no longer."""
         self._begun.pop(event.queue_id, None)
 
     def completed(self, event: Lifecycle, model: str, slo_class: str) -> None:

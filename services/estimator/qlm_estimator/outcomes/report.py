@@ -1,6 +1,6 @@
 """Outcomes of the requests that ended lately: attainment by SLO class, rates, LSOs, and predictions against what happened. Pure.
 
-Everything is counted by the second in bounded memory, but for predictions until they are judged.
+Everything is counted by the second in bounded memory, except predictions until they are judged.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """How much longer loads of models and moves of KV take on an instance than the profile of its GPUs and model says.
 
 Loads are few, and each may be far off: the files of a model are in the page cache or not, another load has the disk, an engine starts a
-process or wakes one. What is believed is the mean of the logarithms of measured over profiled times, in which old ones fade and none counts
+process or wakes one. The estimate is the mean of the logarithms of measured over profiled times, in which old ones fade and none counts
 as more than FAR from the mean before it; it begins with the pair's own figure, which weighs as much as PRIOR_OPERATIONS.
 
-A warming tells of loads from disk: it is held against them with the time from host memory added.
+A warming measures a load from disk: it is compared with one after the time from host memory is added.
 """
 
 from __future__ import annotations

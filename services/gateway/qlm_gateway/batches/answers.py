@@ -1,4 +1,4 @@
-"""The answers of a batch, a line each in the order in which they came, written so that a driver that dies leaves whole lines."""
+"""The answers of a batch, a line each in the order of their ends, written so that a driver that dies leaves whole lines."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from qlm_gateway.batches.settings import BatchSettings
 from qlm_gateway.front.http.settings import HttpSettings
 
 POLL_S = 1.0
-"""How often new batches and cancellations are looked for, and counts and answers are saved."""
+"""Period of scans for new batches and cancellations, after which counts and answers are saved."""
 WAIT_S = 300.0
 """Longest wait for an end before it is asked for again."""
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 30.0
@@ -69,7 +69,7 @@ class BatchDriver:
         self._room = asyncio.Semaphore(settings.in_flight_max)
 
     async def run(self) -> None:
-        """Runs until cancelled. What goes wrong with one batch is logged, and tried again after RETRY_MAX_S."""
+        """Runs until cancelled. Errors of one batch are logged, and it is tried again after RETRY_MAX_S."""
         running: dict[tuple[str, str], asyncio.Task[bool]] = {}
         again_s: dict[tuple[str, str], float] = {}
         cleaned_s = 0.0

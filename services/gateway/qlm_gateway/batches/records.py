@@ -67,7 +67,7 @@ class LineError(_Record):
 
 
 class BatchRecord(_Record):
-    """`times_s`: state -> when the batch came to it. `models`: those that its API key may use; none: all. `keep_output_s`: how long its
+    """`times_s`: state -> when the batch entered it. `models`: those that its API key may use; none: all. `keep_output_s`: how long its
     output files stay; None: until they are deleted. The ids of these are chosen when the batch begins, and shown when it has ended."""
 
     id: str

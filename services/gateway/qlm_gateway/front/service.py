@@ -279,7 +279,7 @@ class GatewayService(GatewayServicer):
             return
 
     async def _tell_outlooks(self, stream: ReaderStream, context: CallContext, key: RequestKey, every_s: float) -> None:
-        """Until there is something else to tell."""
+        """Waits until there is another update."""
         while not stream.ready:
             try:
                 async with asyncio.timeout(every_s):

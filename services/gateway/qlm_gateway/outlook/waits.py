@@ -96,7 +96,7 @@ class Outlook:
         self._queues = {queue.instance.name: queue for queue in waits.queues}
         self._classes = {each.key: each for each in waits.classes}
         self._requests = sum(queue.running + queue.waiting for queue in waits.queues)
-        # What requests of a publication share: many come between two.
+        # Shared by the requests of a publication: many arrive between two.
         self._hardware: dict[tuple[str, str], HardwareProfile | None] = {}
         self._outputs: dict[tuple[WaitKey, int, int], Normal] = {}
 

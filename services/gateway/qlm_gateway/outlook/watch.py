@@ -21,7 +21,7 @@ from qlm_gateway.outlook.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S,
 from qlm_gateway.outlook.model_load import ModelLoad, model_loads
 from qlm_gateway.outlook.reports import PredictionReport, PredictionSample
 from qlm_gateway.outlook.waits import AcceptedSince, Outlook, RequestShape
-from qlm_process.queue.polls import QueueLooks
+from qlm_process.queue.polls import QueuePolls
 from qlm_process.wire import profile as profile_wire
 from qlm_process.wire import waits as waits_wire
 from qlm_queue.overview import Overview, WaitsRecord
@@ -78,8 +78,8 @@ class QueueWatch:
         self._waits = NO_WAITS
         self._since = AcceptedSince()
         self._outlook: Outlook | None = None
-        self._looks = QueueLooks(queue)
-        self._looking = asyncio.Lock()
+        self._polls = QueuePolls(queue)
+        self._polling = asyncio.Lock()
         self._seen: tuple[float, Overview] | None = None
         self._sample = PredictionSample(PREDICTIONS_REPORTED_MAX, random)
         self.drain_rate = DrainRate()
@@ -124,10 +124,10 @@ class QueueWatch:
     async def overview(self) -> Overview:
         """The queue's groups and instances, at most `OVERVIEW_AGE_MAX_S` old. For people: a reading costs the queue O(groups). Raises
         Unavailable."""
-        async with self._looking:
+        async with self._polling:
             now_s = self._monotonic()
             if self._seen is None or now_s - self._seen[0] >= OVERVIEW_AGE_MAX_S:
-                self._seen = (now_s, await self._looks.look(now_s))
+                self._seen = (now_s, await self._polls.poll(now_s))
             return self._seen[1]
 
     async def model_loads(self) -> Mapping[str, ModelLoad]:
@@ -136,7 +136,7 @@ class QueueWatch:
 
     async def read_pauses(self) -> None:
         """After a change of the pauses here: answers and predictions from now on have it. Raises Unavailable."""
-        async with self._looking:  # a reading that began before the change is over, and is dropped
+        async with self._polling:  # a reading that began before the change is over, and is dropped
             self._seen = None
         await self.read_waits()
 

@@ -9,7 +9,7 @@ from qlm_gateway.streams.readers import Reader
 
 
 class Following:
-    """`unclaimed_max`: requests of which it is remembered (not kept) what came by: (end of the frames, whether the last was among them)."""
+    """`unclaimed_max`: requests whose frames are noted, not kept: (end of the frames, whether the last was among them)."""
 
     def __init__(self, unclaimed_max: int) -> None:
         self._unclaimed_max = unclaimed_max
@@ -41,7 +41,7 @@ class Following:
             del self.readers[reader.queue_id]
 
     def remember(self, frame: FrameFacts) -> None:
-        """A frame came by of a request that nobody follows, perhaps not yet."""
+        """Notes a frame of a request that nobody follows, or not yet."""
         high, end_seen = self.unclaimed.pop(frame.queue_id, (0, False))
         if len(self.unclaimed) >= self._unclaimed_max:
             del self.unclaimed[next(iter(self.unclaimed))]  # its reader finds out by looking again

@@ -3,12 +3,12 @@
 A reader follows one request by its absolute offset. Frames that overlap what it has are cut, duplicates dropped; at a gap it attaches
 again, from its offset. So whatever is lost, doubled or late, a reader is given each token once and in order.
 
-- Frames of a request go to one gateway: the last at which somebody asked for its tokens. Readers elsewhere (`mine` is False) look every
-  `poll_s`, without taking it back: two gateways must not fight. Readers here look too, when they heard nothing for `recheck_s`.
+- Frames of a request go to one gateway: the last at which somebody asked for its tokens. Readers elsewhere (`mine` is False) poll every
+  `poll_s`, without taking it back: two gateways must not fight. Readers here poll too, after a silence of `recheck_s`.
 - A reader that does not take what it is given falls `behind` when its buffer is full, when all buffers together are, or after `stall_s`:
   what it holds is forgotten and frames pass it by, until it wants more and attaches again where it stands. So memory is bounded, a
   reader that stalls costs nothing, and nothing is lost: its tokens are in the queue.
-- Frames may be read before the answer that says whose they are. While any such answer is awaited, what came for unknown requests is
+- Frames may be read before the answer that says whose they are. While any such answer is awaited, frames of unknown requests are
   remembered (not kept), so that the reader attaches again rather than waits for tokens that have passed.
 """
 
@@ -334,7 +334,7 @@ class GatewayMachine:
                 self._refuse(reader, Refusal.UNREADABLE, effects)
             case AttachFailure.UNAVAILABLE:
                 reader.failing_since_s = min(reader.failing_since_s, now_s)
-                # One that just came goes to another gateway rather than waits here.
+                # A new reader goes to another gateway rather than waits here.
                 if not reader.queue_id or now_s - reader.failing_since_s >= self._limits.patience_s:
                     self._refuse(reader, Refusal.QUEUE_UNAVAILABLE, effects)
                     return
@@ -354,7 +354,7 @@ class GatewayMachine:
                 if not reader.ended:
                     self._refuse(reader, Refusal.DRAINING, effects)
             return
-        looks = 0
+        polls = 0
         for _ in range(min(len(self._rotation), self._limits.scanned_per_tick_max)):
             reader_id = self._rotation.popleft()
             reader_there = self._readers.get(reader_id)
@@ -365,8 +365,8 @@ class GatewayMachine:
                 self._fall_behind(reader_there, effects)
             if self._is_due(now_s, reader_there):
                 self._locate(reader_there, effects)
-                looks += 1
-                if looks >= self._limits.looks_per_tick_max:
+                polls += 1
+                if polls >= self._limits.polls_per_tick_max:
                     return  # the next tick goes on from here
 
     def _is_due(self, now_s: float, reader: Reader) -> bool:

@@ -15,7 +15,7 @@ class StreamLimits:
 
     `readers_max`: most at a time. `buffer_tokens_max`, `buffers_tokens_max`: most that is kept for one reader, and for all of them.
     `stall_s`: how long a reader may leave what is kept for it. `patience_s`: how long it outlives a queue that does not answer.
-    `locates_max`: questions to the queue at a time; `looks_per_tick_max`: those that only time asks for, so that thousands of silent
+    `locates_max`: questions to the queue at a time; `polls_per_tick_max`: those that only time asks for, so that thousands of silent
     streams do not keep the queue busy."""
 
     readers_max: int = 10_000
@@ -27,7 +27,7 @@ class StreamLimits:
     patience_s: float = 60.0
     locates_max: int = 128
     scanned_per_tick_max: int = 1_000
-    looks_per_tick_max: int = 16
+    polls_per_tick_max: int = 16
     unclaimed_max: int = 10_000
 
 

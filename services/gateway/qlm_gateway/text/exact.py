@@ -75,7 +75,7 @@ class _ExactDetokenizer:
         return new
 
     def _give_up(self) -> str:
-        """The text of a window of bytes that are no characters, but for those at its end that may be the beginning of one."""
+        """The text of a window of bytes that are no characters, except those at its end that may be the beginning of one."""
         whole = self._decode(self._window)
         for kept in (*range(CHARACTER_TOKENS_MAX - 1, CONTEXT_TOKENS), CHARACTER_TOKENS_MAX - 1):
             text = self._decode(self._window[:-kept])

@@ -52,7 +52,7 @@ class ModelText(Protocol):
         """Whether it holds what reads like a control token: the first such text of a model takes long."""
 
     def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
-        """For output that follows these tokens, the last `CONTEXT_TOKENS` of what came before."""
+        """For output that follows these tokens, the last `CONTEXT_TOKENS` of the tokens before."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """A whole output as text."""

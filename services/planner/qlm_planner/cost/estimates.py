@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qlm_core.clearing import giving_way
+from qlm_core.clearing import eviction_costs
 from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
@@ -212,8 +212,8 @@ class Estimates:
         seat_s = 2.0 * any_class.left_tokens / (batch + 1.0) * any_class.step_base_s if full else 0.0
         drain = any_class.drain(slot.running, full=True, behind=0.0)
         # An evicted request returns behind the head: its KV is computed again, after two swaps at the least.
-        way = giving_way(any_class, workload.prompt_tokens_mean, hardware)
-        away_s = 2.0 * hardware.swap_s(warm=True) + way.displacement_s
+        leaving = eviction_costs(any_class, workload.prompt_tokens_mean, hardware)
+        away_s = 2.0 * hardware.swap_s(warm=True) + leaving.eviction_cost_s
         policy = self.policy
         return Engine(
             model_code=code,
@@ -224,7 +224,7 @@ class Estimates:
             left_variance=left_variance + unknown * any_class.output.variance * any_class.token_s**2,
             drain_s=drain.mean,
             drain_variance=drain.variance,
-            clear_cost=slot.running * (policy.work_weight * way.displacement_s + policy.completion_weight * away_s),
+            clear_cost=slot.running * (policy.work_weight * leaving.eviction_cost_s + policy.completion_weight * away_s),
         )
 
     def _running_as(self, slot: Slot, key: GroupKey) -> Service | None:

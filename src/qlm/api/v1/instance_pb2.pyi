@@ -175,7 +175,7 @@ class InstanceLoad(_message.Message):
     OFFLOADED_FIELD_NUMBER: _builtins.int
     HOST_MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
     HOST_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
-    GIVING_WAY_FIELD_NUMBER: _builtins.int
+    EVICTION_CHOICE_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     PREFILL_LEFT_TOKENS_FIELD_NUMBER: _builtins.int
     TOKEN_S_FIELD_NUMBER: _builtins.int
@@ -207,7 +207,7 @@ class InstanceLoad(_message.Message):
     """Host memory taken by the weights of warm models and the KV of offloaded requests."""
     host_memory_bytes: _builtins.int
     """Host memory that these may take; 0 where the engine does not tell."""
-    giving_way: _builtins.str
+    eviction_choice: _builtins.str
     """How requests of the active model make room, evict or KV swap by context, and why, for people; empty where none do."""
     batch: _builtins.int
     """Most requests of the active model that it runs at once now, as its batch size is decided; 0 during a swap."""
@@ -237,14 +237,14 @@ class InstanceLoad(_message.Message):
         offloaded: _builtins.int = ...,
         host_memory_used_bytes: _builtins.int = ...,
         host_memory_bytes: _builtins.int = ...,
-        giving_way: _builtins.str = ...,
+        eviction_choice: _builtins.str = ...,
         batch: _builtins.int = ...,
         prefill_left_tokens: _builtins.int = ...,
         token_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "batch", b"batch", "completed", b"completed", "evictions", b"evictions", "giving_way", b"giving_way", "host_memory_bytes", b"host_memory_bytes", "host_memory_used_bytes", b"host_memory_used_bytes", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_offloads", b"kv_offloads", "kv_restores", b"kv_restores", "kv_used_tokens", b"kv_used_tokens", "model_swaps", b"model_swaps", "offloaded", b"offloaded", "prefill_left_tokens", b"prefill_left_tokens", "running", b"running", "swapping_to", b"swapping_to", "token_s", b"token_s", "warm_models", b"warm_models", "warmings", b"warmings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "batch", b"batch", "completed", b"completed", "eviction_choice", b"eviction_choice", "evictions", b"evictions", "host_memory_bytes", b"host_memory_bytes", "host_memory_used_bytes", b"host_memory_used_bytes", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_offloads", b"kv_offloads", "kv_restores", b"kv_restores", "kv_used_tokens", b"kv_used_tokens", "model_swaps", b"model_swaps", "offloaded", b"offloaded", "prefill_left_tokens", b"prefill_left_tokens", "running", b"running", "swapping_to", b"swapping_to", "token_s", b"token_s", "warm_models", b"warm_models", "warmings", b"warmings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,7 +44,7 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_GROUPS_MOVED: _EventKind.ValueType  # 14
     """Written by `apply_plan`: the groups `group_ids` are on the virtual queue of `instance` now."""
     EVENT_KIND_PREDICTED: _EventKind.ValueType  # 15
-    """Told by gateways about some of the requests that they accepted: what the client was told."""
+    """Reported by gateways for some of the requests that they accepted: the client's prediction."""
     EVENT_KIND_UNPLACED: _EventKind.ValueType  # 17
     """Written by `pull`: a waiting request of a paused tenant left the group `group_id` and waits to be placed again."""
 
@@ -68,7 +68,7 @@ EVENT_KIND_KV_RESTORED: EventKind.ValueType  # 13
 EVENT_KIND_GROUPS_MOVED: EventKind.ValueType  # 14
 """Written by `apply_plan`: the groups `group_ids` are on the virtual queue of `instance` now."""
 EVENT_KIND_PREDICTED: EventKind.ValueType  # 15
-"""Told by gateways about some of the requests that they accepted: what the client was told."""
+"""Reported by gateways for some of the requests that they accepted: the client's prediction."""
 EVENT_KIND_UNPLACED: EventKind.ValueType  # 17
 """Written by `pull`: a waiting request of a paused tenant left the group `group_id` and waits to be placed again."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
@@ -176,9 +176,9 @@ class RequestEvent(_message.Message):
     predicted_p90_s: _builtins.float
     """PREDICTED: the same, 90th percentile."""
     predicted_p99_s: _builtins.float
-    """PREDICTED: the same, 99th percentile; 0 where the gateway does not tell it. `model` and `instance` are those of the prediction."""
+    """PREDICTED: the same, 99th percentile; 0 where the gateway does not report it. `model` and `instance` are those of the prediction."""
     predicted_wait_p50_s: _builtins.float
-    """PREDICTED: seconds from acceptance to the first start on an engine, median; absent where the gateway does not tell it."""
+    """PREDICTED: seconds from acceptance to the first start on an engine, median; absent where the gateway does not report it."""
     predicted_wait_p90_s: _builtins.float
     """PREDICTED: the same, 90th percentile."""
     predicted_wait_p99_s: _builtins.float
@@ -203,7 +203,7 @@ class RequestEvent(_message.Message):
     """KV_ kinds: tokens of KV of all of them."""
     @_builtins.property
     def own_wait(self) -> Global___Moments:
-        """PREDICTED: the wait as the formulas gave it, before calibration; absent where it is as told."""
+        """PREDICTED: the wait as the formulas gave it, before calibration; absent where it equals the reported one."""
 
     @_builtins.property
     def own_completion(self) -> Global___Moments:
@@ -215,7 +215,7 @@ class RequestEvent(_message.Message):
 
     @_builtins.property
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """GROUPS_MOVED: in the order of the queue that they came to."""
+        """GROUPS_MOVED: in the order of their new queue."""
 
     def __init__(
         self,

@@ -101,7 +101,7 @@ def result_document(result: Result, text_of: TextOf, *, chat: bool) -> dict[str,
 
 
 class ChunkForm:
-    """Chunks of one call's stream, as JSON. What all of them share is rendered once."""
+    """Chunks of one call's stream, as JSON. Their shared part is rendered once."""
 
     def __init__(self, call: Call, created: int) -> None:
         self._chat = call.chat

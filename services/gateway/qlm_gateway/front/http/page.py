@@ -90,7 +90,7 @@ class PageRoutes:
         async with self._reading:
             now_s = self._monotonic()
             if self._read is None or now_s - self._read[0] >= READ_EVERY_S:
-                self._read = (now_s, await self._look(_key_of(http)))
+                self._read = (now_s, await self._poll(_key_of(http)))
             return _answer(self._read[1])
 
     async def _request(self, http: web.Request) -> web.StreamResponse:
@@ -122,7 +122,7 @@ class PageRoutes:
     async def _own_status(self, metadata: Metadata) -> QueueStatusResponse:
         return await self._service.QueueStatus(QueueStatusRequest(), UnaryContext(list(metadata)))
 
-    async def _look(self, metadata: Metadata) -> bytes:
+    async def _poll(self, metadata: Metadata) -> bytes:
         """The document of the cluster."""
         context = UnaryContext(list(metadata))
         models = await self._service.ListModels(ListModelsRequest(), context)
@@ -130,7 +130,7 @@ class PageRoutes:
             requests = (await self._service.ListRequests(ListRequestsRequest(limit=REQUESTS_SHOWN), context)).requests
         except Unavailable:
             requests = ListRequestsResponse().requests  # the parts of the view say so
-        view = await self._observer.look(metadata)
+        view = await self._observer.poll(metadata)
         return json.dumps(cluster_document(view, models.models, requests), allow_nan=False).encode()
 
 

@@ -83,7 +83,7 @@ def tool_form_of(template: str) -> str:
 
 
 class ToolReader:
-    """One answer. What is no call is content; so is what looks like one and cannot be read. Pieces of any size give the same whole."""
+    """One answer. Text outside calls is content, and so are calls that cannot be parsed. Pieces of any size give the same whole."""
 
     def __init__(self, use: ToolUse, request_id: str) -> None:
         self._use = use
