@@ -20,7 +20,7 @@ class LoadSection(Section):
     rate_per_s: Positive = Field(8.5, description="Mean arrivals per trace second.")
     time_scale: Positive = Field(4.0, description="Trace seconds in a real second, for arrivals, SLOs and simulated engines.")
     seed: int = Field(1, ge=0, description="Seed of the workload, the kill plan and the simulated engines.")
-    held_min: Count = Field(50, description="Live requests that a process must hold to be killed.")
+    held_min: Count = Field(20, description="Live requests that a process must hold to be killed.")
     in_flight_max: Count = Field(5_000, description="Most open requests; requests due beyond them are sent later.")
     start_timeout_s: Seconds = Field(60.0, description="Real seconds for the cluster to start.")
     drain_timeout_s: Seconds = Field(90.0, description="Real seconds after the last arrival until open requests are given up.")
