@@ -17,7 +17,7 @@ import click
 
 from benchmarks.figures import Figure, Values, document, print_table
 from qlm_cli.console import plain_console
-from qlm_core.errors import ConfigError, QlmError
+from qlm_core.vocabulary.errors import ConfigError, QlmError
 from qlm_load.progress import Progress
 
 EXIT_FAILED = 1

@@ -12,7 +12,7 @@ from benchmarks.agent.own_agent import GreedyRequest
 from benchmarks.agent.stepped_engine import EnginePlan, SteppedEngine
 from qlm_agent.engines.vllm.plans import environment
 from qlm_agent.engines.vllm.settings import VllmSettings
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 
 STOP_S = 20.0
 

@@ -1,7 +1,7 @@
 """Cost of making room to a request: its KV to host memory and back, or all of it computed again, by its context.
 
 Both ways are measured on one run in an otherwise idle engine, from the decision to its next token, without the time of a decode step, which
-it needs in any case. (There and back is one figure, as QLM compares it: `qlm_core.preemption`.)
+it needs in any case. (There and back is one figure, as QLM compares it: `qlm_core.operations.preemption`.)
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from qlm_agent.config import AgentConfig
 from qlm_agent.profiling.rows import table_text
 from qlm_agent.profiling.session import profile_engine
 from qlm_cli.profiles.exchange import read_profiles
-from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.hardware_profile import HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_load.demo.cluster import Cluster
 from qlm_planner import search
 from qlm_process.profile_file import parse_profiles

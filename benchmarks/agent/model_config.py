@@ -20,7 +20,7 @@ from qlm_agent.config import AgentConfig
 from qlm_agent.engines.vllm.folder import ModelFolder
 from qlm_agent.engines.vllm.plans import VllmModel
 from qlm_agent.engines.vllm.settings import VllmSettings
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.interruptible import run_interruptible
 
 Found = TypeVar("Found")

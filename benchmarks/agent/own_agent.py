@@ -17,8 +17,8 @@ from qlm.internal.v1 import events_pb2
 from qlm_agent.config import AgentConfig
 from qlm_agent.shell.process import AgentProcess
 from qlm_agent.telemetry.metrics import AgentMetrics
-from qlm_core.errors import QlmError
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import QlmError
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, Acceptance, GroupPlacement, Lease, RequestPlacement, StepStatus

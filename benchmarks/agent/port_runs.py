@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from qlm_agent.engines.port import Engine, EngineRequest, Sampling, TokenPrompt
-from qlm_core.errors import QlmError
-from qlm_core.simulated_model import TOKEN_BYTES
+from qlm_core.vocabulary.errors import QlmError
+from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
 
 SILENCE_S = 120.0
 """Longest wait for output."""

@@ -23,7 +23,7 @@ from qlm_agent.engines.port import Tier
 from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.plans import environment
 from qlm_agent.engines.vllm.process.template import Template
-from qlm_core.simulated_model import TOKEN_BYTES
+from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
 
 Found = TypeVar("Found")
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from qlm import AsyncClient, RequestState
-from qlm_core.errors import InvalidRequest, QlmError
-from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.hardware_profile import HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.errors import InvalidRequest, QlmError
+from qlm_core.vocabulary.model import ModelSpec
 
 PROMPT_TOKENS = (32, 64, 128, 256)
 OUTPUT_TOKENS = (64, 256)

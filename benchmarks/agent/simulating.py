@@ -39,8 +39,8 @@ from benchmarks.agent.parts import Plan
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
 from qlm import AsyncClient, RequestState
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.request import Slo, SloKind
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_load.replay.ledger import quantile
 from qlm_sim import SimRequest, simulate
 from qlm_sim.from_config import describe

@@ -16,7 +16,7 @@ from benchmarks.estimator.runs import Plan, judged_by_name, measure_runs, seeds_
 from benchmarks.estimator.single import PREDICTED_MAX
 from benchmarks.figures import Value, Values, document, print_table
 from qlm_cli.console import plain_console
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.picture.command import NEEDS, can_draw
 from qlm_load.progress import Progress
 

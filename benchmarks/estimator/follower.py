@@ -12,17 +12,17 @@ from benchmarks.estimator.queue_lines import Group, Known, Line, runners
 from benchmarks.estimator.truth import Happened, Kind
 from benchmarks.estimator.workloads import OUTPUT_TOKENS_MAX, SLO, Arrival
 from qlm_agent.decisions.runs import Run
-from qlm_core.assessment import Assessment
-from qlm_core.calibration import LEVELS
-from qlm_core.group import GroupKey, group_key, prompt_class, slo_class
-from qlm_core.instance import InstanceFacts
-from qlm_core.length_features import LengthFacts
-from qlm_core.model import ModelSpec
-from qlm_core.planned_waits import KNOTS_MAX, ClassWaits, PlannedWaits
-from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
-from qlm_core.profile import HardwareProfile, ProfileSnapshot
-from qlm_core.queue_reader import QueueReader
-from qlm_core.queue_times import queue_times
+from qlm_core.prediction.assessment import Assessment
+from qlm_core.prediction.planned_waits import KNOTS_MAX, ClassWaits, PlannedWaits
+from qlm_core.prediction.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.prediction.queue_reader import QueueReader
+from qlm_core.prediction.queue_times import queue_times
+from qlm_core.profiles.calibration import LEVELS
+from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot
+from qlm_core.statistics.length_features import LengthFacts
+from qlm_core.vocabulary.group import GroupKey, group_key, prompt_class, slo_class
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, QueueSeen, ReportedOperation, Restored, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
 from qlm_estimator.predictions import Judged, Predicted

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.estimator.workloads import FILES, MODEL, SLO
-from qlm_core.errors import ConfigError
-from qlm_core.group import prompt_class, slo_class, token_class
-from qlm_core.length_curve import TOKENS_MAX
-from qlm_core.length_features import LengthFacts
-from qlm_core.length_model import LengthGuess
-from qlm_core.profile import ProfileSnapshot, WorkloadKey
+from qlm_core.profiles.profile import ProfileSnapshot, WorkloadKey
+from qlm_core.statistics.length_curve import TOKENS_MAX
+from qlm_core.statistics.length_features import LengthFacts
+from qlm_core.statistics.length_model import LengthGuess
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.group import prompt_class, slo_class, token_class
 from qlm_estimator.lengths.classes import LengthLearner
 from qlm_estimator.lengths.predictor import LengthPredictor
 from qlm_load.workload.trace import read_trace

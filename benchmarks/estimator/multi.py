@@ -20,9 +20,9 @@ from benchmarks.estimator.single import CONTEXT_TOKENS_MAX, LOAD, judged_of
 from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
 from benchmarks.estimator.workloads import Arrival, stretched
 from qlm_agent.engines.simulated.core import SimulatedModel
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 
 MODELS = {"mistral": "Mistral-7B", "vicuna": "Vicuna-13B", "mistral-tuned": "Mistral-7B"}
 """Served models and the names of their profiles."""

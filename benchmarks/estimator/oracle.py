@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from benchmarks.estimator.follower import Follower
 from benchmarks.estimator.workloads import SLO, Arrival
-from qlm_core.group import GroupKey, slo_class
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.workload_profile import WorkloadProfile
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.workload_profile import WorkloadProfile
+from qlm_core.vocabulary.group import GroupKey, slo_class
 from qlm_estimator.lengths.classes import LengthLearner
 
 MEMORY_REQUESTS = 100.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.estimator.workloads import Arrival
-from qlm_core.distribution import Normal
-from qlm_core.instance import InstanceFacts
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_estimator.predictions import Predicted, PredictedQuantiles
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qlm_agent.decisions.runs import Run
-from qlm_core.group import GroupKey
-from qlm_core.instance import InstanceFacts
-from qlm_core.length_model import LengthGuess
-from qlm_core.prediction_views import GroupView, QueueView, RunningView
+from qlm_core.prediction.prediction_views import GroupView, QueueView, RunningView
+from qlm_core.statistics.length_model import LengthGuess
+from qlm_core.vocabulary.group import GroupKey
+from qlm_core.vocabulary.instance import InstanceFacts
 
 ARRIVALS_OVER_S = 60.0
 """Time that the rate of arrivals is taken over."""

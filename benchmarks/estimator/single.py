@@ -13,9 +13,9 @@ from benchmarks.estimator.scores import Judged
 from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
 from benchmarks.estimator.workloads import MODEL, Arrival, stretched
 from qlm_agent.engines.simulated.core import SimulatedModel
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 
 GPU, PROFILE = "A100-80GB", "Mistral-7B"
 LOAD = 1.1

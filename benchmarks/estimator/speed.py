@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from qlm_core.assessment import Assessment
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.prediction_views import GroupView, QueueView
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.assessment import Assessment
+from qlm_core.prediction.prediction_views import GroupView, QueueView
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 
 QUEUES = 100
 GROUPS_EACH = 20

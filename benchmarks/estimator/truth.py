@@ -19,9 +19,9 @@ from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.port import EngineOutput, EngineRequest, Tier, TokenPrompt
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.timing import BIAS_MAX, STEP_NOISE_MIN, InstanceNoise
-from qlm_core.instance import InstanceFacts
-from qlm_core.preemption import Urgency
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES
+from qlm_core.operations.preemption import Urgency
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES
 
 Assign = Callable[[Arrival], str]
 """Puts a request on an instance's queue, and says on whose."""

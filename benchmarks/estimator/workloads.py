@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.estimator.families import FAMILIES, family_rows
-from qlm_core.errors import ConfigError
-from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_load.workload.trace import TraceRow, read_trace
 
 MODEL = "mistral"

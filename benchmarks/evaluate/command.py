@@ -11,7 +11,7 @@ import click
 from benchmarks.evaluate.fastserve import MODELS, Plan
 from benchmarks.evaluate.rows import Row, print_rows
 from qlm_cli.console import plain_console
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.progress import Progress
 
 TABLE_WIDTH = 140

@@ -22,12 +22,12 @@ from benchmarks.evaluate.rows import Row
 from qlm_agent.engines.policies.memory import Larry
 from qlm_agent.engines.policies.port import EnginePolicy, Sequences, SequenceView
 from qlm_agent.engines.policies.registry import ENGINE_POLICIES
-from qlm_core import balancing
-from qlm_core.balancing import Servers
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import hardware_prior
-from qlm_core.model import ModelFacts
-from qlm_core.profile import HardwareProfile
+from qlm_core.operations import balancing
+from qlm_core.operations.balancing import Servers
+from qlm_core.profiles.hardware_prior import hardware_prior
+from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.model import ModelFacts
 from qlm_load.workload.trace import read_trace
 
 TRACE = "azure_conv_2023.csv.gz"
@@ -66,7 +66,7 @@ Policy = Callable[[], EnginePolicy]
 
 
 def paper_servers() -> dict[str, HardwareProfile]:
-    """The servers of section 5, derived (`qlm_core.hardware_prior`): the shipped table has none of them."""
+    """The servers of section 5, derived (`qlm_core.profiles.hardware_prior`): the shipped table has none of them."""
     small = hardware_prior("A100-40GB", 1, "Llama-3-8B")
     large = hardware_prior("H100-80GB", 2, "Llama-3-70B-FP8", LLAMA_70B_FP8)
     assert small is not None, "A100-40GB and Llama-3-8B are known"

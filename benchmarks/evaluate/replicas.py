@@ -15,10 +15,10 @@ from qlm_agent.engines.policies.port import QUANTILE_LEVELS, EnginePolicy
 from qlm_agent.engines.simulated.batch import SimulatedBatch
 from qlm_agent.engines.simulated.sequences import Phase, RunState
 from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
-from qlm_core import balancing
-from qlm_core.balancing import Servers
-from qlm_core.instance import BATCH_MAX_DEFAULT
-from qlm_core.profile import HardwareProfile
+from qlm_core.operations import balancing
+from qlm_core.operations.balancing import Servers
+from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.vocabulary.instance import BATCH_MAX_DEFAULT
 
 Floats = NDArray[np.float64]
 CHUNK_TOKENS = 1_024

@@ -13,8 +13,8 @@ from qlm_agent.engines.policies.registry import engine_policy
 from qlm_agent.engines.simulated.batch import SimulatedBatch
 from qlm_agent.engines.simulated.sequences import RunState
 from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
-from qlm_core.hardware_prior import hardware_prior
-from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.profiles.hardware_prior import hardware_prior
+from qlm_core.profiles.hardware_profile import HardwareProfile
 
 WHOLE = 1_000_000_000
 """Prompt tokens of a step: no prefill is cut."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qlm_core.batching import Batch, BatchRequests, Floats, Ints, pack_lengths
-from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.operations.batching import Batch, BatchRequests, Floats, Ints, pack_lengths
+from qlm_core.profiles.hardware_profile import HardwareProfile
 
 OUTPUT_MEAN, OUTPUT_SHAPE = 194.0, 2.46
 """Output tokens of ChatGLM2-6B to 100 Alpaca questions (HYIUYOU/UELLM, finetuning/data/dealoutput.py): mean 194, deviation 124; as a gamma

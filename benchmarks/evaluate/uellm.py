@@ -1,4 +1,5 @@
-"""The evaluation of UELLM (He et al., ICSOC 2024, section 5) on QLM's batching (`qlm_core.batching`) and deployers (`qlm_deploy`).
+"""The evaluation of UELLM (He et al., ICSOC 2024, section 5) on QLM's batching (`qlm_core.operations.batching`) and deployers
+(`qlm_deploy`).
 
 Engines batch statically, all requests are there at time 0, and times are of two hosts: `accelerate`, the authors' program (token times
 fitted to their published runs: src/qlm_deploy/examples/four-3090-accelerate.yaml), and `roofline`, an engine whose hops cost what links do
@@ -27,8 +28,8 @@ from benchmarks.evaluate.static_batches import (
     serve_s3,
 )
 from qlm_cli.deploy.command import read_topology
-from qlm_core.batching import ODBS, SLO_DBS, SLO_ODBS, Reading, first_come, slo_odbs
-from qlm_core.hardware_prior import gpu_facts
+from qlm_core.operations.batching import ODBS, SLO_DBS, SLO_ODBS, Reading, first_come, slo_odbs
+from qlm_core.profiles.hardware_prior import gpu_facts
 from qlm_deploy.deployers import DeviceMap
 from qlm_deploy.map_profile import profile_of_map
 from qlm_deploy.plan import Plan, describe_map, plan_deployment

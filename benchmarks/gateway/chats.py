@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.queue.prompts import MODEL, PROMPTS
 from benchmarks.queue.worker import Settings
-from qlm_core.simulated_model import BYTES_PER_TEXT_TOKEN
+from qlm_core.vocabulary.simulated_model import BYTES_PER_TEXT_TOKEN
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from benchmarks.queue.live import CpuMeter, LiveCluster, Shape
 from benchmarks.queue.run import Bench
 from benchmarks.queue.schedule import summary_ms
 from benchmarks.queue.worker import Report, run_worker
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 
 GATEWAY = "gateway-0"
 RATE_PER_S = 200.0

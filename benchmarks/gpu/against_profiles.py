@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from qlm_cli.serve.gpus import profile_name
-from qlm_core.model import ModelSpec
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelSpec
 
 STEP = (32, 16_000)
 """Sequences and context tokens of the compared decode step; and a prefill of PROMPT tokens."""

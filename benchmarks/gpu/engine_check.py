@@ -20,7 +20,7 @@ from benchmarks.agent.model_config import engine_models, made_up_prompt, vllm_se
 from benchmarks.agent.port_runs import PortRuns
 from qlm_agent.engines.port import Engine, Tier
 from qlm_agent.engines.vllm.engine import VllmEngine
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 
 CONTEXT_TOKENS = 1024
 KV_GB = 1.0

@@ -29,8 +29,8 @@ from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import Tier
-from qlm_core.errors import QlmError
-from qlm_core.model import ModelSpec
+from qlm_core.vocabulary.errors import QlmError
+from qlm_core.vocabulary.model import ModelSpec
 
 STEPS = (("a", Tier.ACTIVE), ("b", Tier.ACTIVE), ("a", Tier.ACTIVE), ("b", Tier.ACTIVE), ("b", Tier.COLD), ("b", Tier.ACTIVE))
 """The last two: without weights, and read again."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_agent.config import AgentSettings
-from qlm_core.distribution import Normal
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.prediction_service import service
-from qlm_core.request import Slo, SloKind
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.prediction_service import service
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_sim.description import InstanceDescription
 from qlm_sim.requests import SimRequest
 

@@ -14,8 +14,8 @@ from qlm_agent.decisions.events import PulledRun, QueueHead, WaitingGroup
 from qlm_agent.decisions.expectations import Expectations
 from qlm_agent.decisions.runs import Run, RunTable
 from qlm_agent.decisions.settings import MachineSettings
-from qlm_core.preemption import Urgency
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.operations.preemption import Urgency
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 
 RUNNING, WAITING, CHOICES = 256, 100, 2_000
 SLOS = (("8s", 5.0, True), ("32s", 20.0, False), ("64s", 60.0, False), ("512s", 300.0, False), ("4096s", 3_600.0, False))

@@ -22,7 +22,7 @@ from benchmarks.figures import Values
 from benchmarks.parts import Measured
 from benchmarks.planner.live_queue import LARGE, MEDIUM, MODELS, ONE_QUEUE, PROFILES, QUEUE, SMALL, LiveQueue, Size, live_queue, shrunk
 from benchmarks.planner.parts import Plan
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_load.interruptible import run_interruptible
 from qlm_planner.config import PlannerConfig
 from qlm_planner.machine.effects import PlanCause

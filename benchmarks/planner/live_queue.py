@@ -13,9 +13,9 @@ from shutil import rmtree
 
 from benchmarks.queue.bulk_queue import BulkQueue, chunks, in_bulk
 from qlm.api.v1 import request_pb2
-from qlm_core.group import slo_class
-from qlm_core.instance import InstanceFacts
-from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_core.vocabulary.group import slo_class
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board.group import group_id_of, to_meta, traits_of
 from qlm_process.wire.instance import to_body
 from qlm_queue.embedded.server import EmbeddedServer

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_planner.exact.solver import Scenario
 from qlm_planner.search.problem import Problem
 

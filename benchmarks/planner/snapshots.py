@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.planner.generator import SLOS_S
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.workload.trace import TraceRow, read_trace
 from qlm_planner.search import Problem
 

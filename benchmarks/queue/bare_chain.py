@@ -22,7 +22,7 @@ from benchmarks.queue.load_client import GENERATE
 from benchmarks.queue.worker import Report, Settings, report_event, run_worker
 from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.request_pb2 import FINISH_REASON_LENGTH, REQUEST_STATE_COMPLETED, Result, Usage
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.address import ServerAddress
 from qlm_queue.redis.link import RedisLink

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.queue.span_sink import Times
 from benchmarks.queue.worker import REPORT_BYTES_MAX
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 
 ANSWER_TIMEOUT_S = 20.0
 POLL_S = 0.5

@@ -9,8 +9,8 @@ from hashlib import blake2b
 
 from benchmarks.queue.bulk_queue import BulkQueue, chunks, in_bulk
 from benchmarks.queue.prompts import MODEL, PromptSource
-from qlm_core.group import slo_class
-from qlm_core.request import RequestKey, Slo, SloKind
+from qlm_core.vocabulary.group import slo_class
+from qlm_core.vocabulary.request import RequestKey, Slo, SloKind
 from qlm_queue.values import BATCH_MAX, Acceptance, AcceptReceipt, GroupPlacement, Lease, RequestPlacement
 
 GROUP_REQUESTS_MAX = 1_000

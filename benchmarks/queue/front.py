@@ -11,8 +11,8 @@ from benchmarks.queue.run import Bench
 from benchmarks.queue.schedule import summary_ms
 from benchmarks.queue.span_sink import Times
 from benchmarks.queue.worker import Report, run_worker
-from qlm_core.errors import Unavailable
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.queue.connection import open_queue
 from qlm_process.settings import QueueSettings
 

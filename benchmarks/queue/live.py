@@ -13,7 +13,7 @@ import yaml
 from benchmarks.queue.collector import Collector
 from benchmarks.queue.figures import LEASE_TTL_S
 from benchmarks.queue.prompts import CONTEXT_TOKENS_MAX, MODEL, PROFILE
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_load.demo.cluster import Cluster
 from qlm_process.cluster.state import ClusterState
 

@@ -22,7 +22,7 @@ from benchmarks.queue.worker import Report, run_worker
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm.internal.v1 import events_pb2
 from qlm_cli.console import plain_console
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_load.campaign.campaign import Assault, run_campaign
 from qlm_load.demo.cluster import serving_pids
 from qlm_load.demo.settings import DemoConfig, demo_config_path

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlm.api.v1.request_pb2 import SLO_KIND_COMPLETION, Admission, Request, SamplingParams, Slo, TokenPrompt
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE
 from qlm_load.workload.output_bounds import output_bound
 
 MODEL = "mistral-7b"

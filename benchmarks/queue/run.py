@@ -19,7 +19,7 @@ from benchmarks.figures import Figure, Values, document, parts_of, print_table
 from benchmarks.queue.collector import Collector
 from benchmarks.queue.plan import FULL, QUICK, Sizes
 from qlm_cli.console import plain_console
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 from qlm_load.interruptible import run_interruptible
 from qlm_load.progress import Progress
 

@@ -21,9 +21,9 @@ from benchmarks.queue.schedule import summary_ms
 from benchmarks.queue.worker import run_worker
 from qlm.api.v1.request_pb2 import FINISH_REASON_LENGTH, Result, Usage
 from qlm.internal.v1.events_pb2 import RequestEvent
-from qlm_core.errors import Unavailable
-from qlm_core.request import RequestKey, RequestState
-from qlm_core.simulated_model import TOKEN_BYTES
+from qlm_core.vocabulary.errors import Unavailable
+from qlm_core.vocabulary.request import RequestKey, RequestState
+from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
 from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, Completion, Emission, Lease, Owned, PullBudget, StepStatus, TerminalRecord

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import ROOT
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 
 Settings = dict[str, Any]
 """Settings of a worker, by name; see each worker's docstring."""

@@ -18,7 +18,7 @@ from qlm.link import Link, Metadata, carrier_of, checked_seconds, context_of
 from qlm.messages import Prompt, Sampling
 from qlm.token_stream import TokenStream
 from qlm.values import Accepted, ModelInfo, Outlook, QueueStatus, RequestPage, RequestState, Result, Slo
-from qlm_core.errors import invalid_field
+from qlm_core.vocabulary.errors import invalid_field
 
 Named = TypeVar("Named", gateway_pb2.ResultRequest, gateway_pb2.CancelRequest, gateway_pb2.QueueStatusRequest, gateway_pb2.StreamRequest)
 

@@ -1,8 +1,8 @@
-"""The error tree of QLM, as the SDK raises it (see `qlm_core.errors`)."""
+"""The error tree of QLM, as the SDK raises it (see `qlm_core.vocabulary.errors`)."""
 
 from __future__ import annotations
 
-from qlm_core.errors import (
+from qlm_core.vocabulary.errors import (
     CallDeadlineExceeded,
     ConfigError,
     GatewayFull,

@@ -17,7 +17,7 @@ from qlm.credentials import Credentials
 from qlm.errors import InternalError, QlmError
 from qlm.retry import Backoff
 from qlm.wire_errors import from_rpc_error
-from qlm_core.errors import invalid_field
+from qlm_core.vocabulary.errors import invalid_field
 
 if TYPE_CHECKING:
     from qlm.api.v1.gateway_pb2_grpc import GatewayAsyncStub  # known to the type stubs alone

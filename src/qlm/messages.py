@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from qlm import values
 from qlm.api.v1 import gateway_pb2, prediction_pb2, request_pb2
-from qlm_core.errors import invalid_field
+from qlm_core.vocabulary.errors import invalid_field
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages: mappings with "role", "content" (text) and perhaps other fields, such as "tool_calls", that the

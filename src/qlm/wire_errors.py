@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
-from qlm_core.errors import (
+from qlm_core.vocabulary.errors import (
     CallDeadlineExceeded,
     ConfigError,
     GatewayFull,
@@ -112,7 +112,7 @@ def error_class(reason: str) -> type[QlmError]:
 
 
 def status_code(error: QlmError) -> grpc.StatusCode:
-    """The canonical code of an error (the table at the top of `qlm_core.errors`)."""
+    """The canonical code of an error (the table at the top of `qlm_core.vocabulary.errors`)."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from qlm_cli.console import plain_console
 from qlm_cli.json_text import json_text
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.identity.key_file import edited, read_keys
 from qlm_process.identity.keys import Role, new_key
 

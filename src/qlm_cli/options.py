@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from qlm.credentials import Credentials, credentials_of
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.config import parse_override
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"

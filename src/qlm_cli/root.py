@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from qlm_core.errors import ConfigError, QlmError
+from qlm_core.vocabulary.errors import ConfigError, QlmError
 
 COMMANDS = {
     "up": ("qlm_cli.up.command", "up", "Run everything on this machine."),

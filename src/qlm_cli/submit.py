@@ -11,7 +11,7 @@ import click
 import qlm
 from qlm_cli.console import plain_console
 from qlm_cli.options import address_option, credentials, tenant_option
-from qlm_core.errors import QlmError, RequestEnded
+from qlm_core.vocabulary.errors import QlmError, RequestEnded
 from qlm_process.tracing import configure_tracing
 
 EXIT_NOT_COMPLETED = 3

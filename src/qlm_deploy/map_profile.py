@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import DISK_GB_S, EFFICIENCY, TRANSFER_S, decode_terms, prefill_terms
-from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.profiles.hardware_prior import DISK_GB_S, EFFICIENCY, TRANSFER_S, decode_terms, prefill_terms
+from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_deploy.plan import Plan
 from qlm_deploy.stages import GIB_PER_GB, Demand, layer_time_ms, roofline_token_ms
 from qlm_deploy.topology import Topology

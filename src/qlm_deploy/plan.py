@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import DISK_GB_S
+from qlm_core.profiles.hardware_prior import DISK_GB_S
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_deploy.deployers import DEPLOYERS, DeviceMap
 from qlm_deploy.stages import Demand, Problem, map_latency_ms, problem_of, usable_gib
 from qlm_deploy.topology import Topology

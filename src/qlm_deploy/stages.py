@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import GpuFacts, decode_terms, model_facts, usable_gb
-from qlm_core.model import BYTES_PER_VALUE, ModelFacts
+from qlm_core.profiles.hardware_prior import GpuFacts, decode_terms, model_facts, usable_gb
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.model import BYTES_PER_VALUE, ModelFacts
 from qlm_deploy.topology import Device, Topology
 
 Floats = npt.NDArray[np.float64]

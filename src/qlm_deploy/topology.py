@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import GpuFacts, gpu_facts
+from qlm_core.profiles.hardware_prior import GpuFacts, gpu_facts
+from qlm_core.vocabulary.errors import ConfigError
 
 DEVICES_MAX = 64
 LINK_CLASSES: Mapping[str, tuple[float, float]] = {

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.settings import (
     BoundsSettings,
     GrpcSettings,

@@ -13,7 +13,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from qlm.wire_errors import MESSAGE_BYTES_MAX, STATUS_TRAILER, cut, to_status
-from qlm_core.errors import InternalError, InvalidRequest, QlmError
+from qlm_core.vocabulary.errors import InternalError, InvalidRequest, QlmError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Behaviour = Callable[..., Any]

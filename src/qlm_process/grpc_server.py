@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from qlm.credentials import read_pem
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.errors_interceptor import ErrorInterceptor
 from qlm_process.identity.guard import Guard
 from qlm_process.identity.key_ring import open_key_ring

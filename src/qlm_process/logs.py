@@ -10,7 +10,7 @@ import structlog
 from opentelemetry import trace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from qlm_core.masking import masked
+from qlm_core.vocabulary.masking import masked
 from qlm_process.settings import TelemetrySettings
 
 

@@ -4,8 +4,9 @@
     hardware: [{gpu: ..., n_gpu: ..., model: ..., ...}, ...]
     workload: [...]
 
-One row of each kind for each row of a snapshot, with the fields of `qlm_core.profile` by their names; a field at its default is left out. A
-file in the format of the shipped table (sources and profiles, which `qlm profile` writes) is read too; its rows are measured ones.
+One row of each kind for each row of a snapshot, with the fields of `qlm_core.profiles.profile` by their names; a field at its default is
+left out. A file in the format of the shipped table (sources and profiles, which `qlm profile` writes) is read too; its rows are measured
+ones.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from qlm_core.calibration import CalibrationProfile, CalibrationTable
-from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
-from qlm_core.importable_profiles import importable
-from qlm_core.length_model import NO_LENGTH_MODEL, LengthModel
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
-from qlm_core.shipped_profiles import parse_hardware_profiles
+from qlm_core.profiles.calibration import CalibrationProfile, CalibrationTable
+from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.profiles.importable_profiles import importable
+from qlm_core.profiles.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.shipped_profiles import parse_hardware_profiles
+from qlm_core.statistics.length_model import NO_LENGTH_MODEL, LengthModel
 from qlm_process.yaml_text import parse_yaml
 
 FORMAT = 1

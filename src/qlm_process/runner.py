@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 import uvloop
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 EXIT_STOPPED = 0
 EXIT_FAILED = 1

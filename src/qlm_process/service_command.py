@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from pydantic import BaseModel
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.config import load_config, parse_override
 from qlm_process.logs import configure_logging
 from qlm_process.runner import EXIT_CONFIG, EXIT_FAILED, run_service

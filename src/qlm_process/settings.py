@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qlm.credentials import Credentials, read_key
-from qlm_core.errors import ConfigError
-from qlm_core.model import ModelFacts, ModelSpec
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.model import ModelFacts, ModelSpec
 from qlm_queue.values import Bounds, Durability
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -113,7 +113,7 @@ class QueueSettings(Section):
 
 
 class ModelFactsSettings(Section):
-    """Published shape of a model, for GPUs on which it was never measured (`qlm_core.model.ModelFacts`)."""
+    """Published shape of a model, for GPUs on which it was never measured (`qlm_core.vocabulary.model.ModelFacts`)."""
 
     parameters_billion: PositiveNumber = Field(description="Its parameters, in 10^9.")
     active_billion: float = Field(

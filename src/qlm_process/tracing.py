@@ -31,7 +31,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 EXPORT_BATCH_SPANS = 64
 """Spans that the exporter's thread encodes at a time. It takes about 30 us a span, and the event loop waits for it: 17 ms at the 512 of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlm_core.errors import QueueFull
+from qlm_core.vocabulary.errors import QueueFull
 
 RECORD_BYTES = 768
 """Counted for the record of each live request and of each result, beside its body and output: about what a server keeps for it in hashes,

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 DATA_VERSION = 1
 """Version of the keys of `keys.py` and their content. It grows with a change that builds of the version before misread; a new key that

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from qlm.api.v1.request_pb2 import Result
 from qlm.internal.v1.events_pb2 import RequestEvents
 from qlm.internal.v1.frames_pb2 import FrameBatch
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.values import ControlEntry, ControlKind
 
 Numbering = Callable[[str], str]

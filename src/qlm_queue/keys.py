@@ -48,8 +48,8 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
 
 from __future__ import annotations
 
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestKey
 
 _ESCAPES = str.maketrans({"%": "%25", ":": "%3A", "{": "%7B", "}": "%7D"})
 

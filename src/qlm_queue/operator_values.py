@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qlm_core.errors import QueueFull
+from qlm_core.vocabulary.errors import QueueFull
 from qlm_queue.values import LiveRequest
 
 PAGE_BYTES_MAX = 4 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qlm_core.pauses import Pause
+from qlm_core.vocabulary.pauses import Pause
 from qlm_queue.bounds import Bounds as Bounds
 from qlm_queue.values import WAITS_BYTES_MAX, GroupRecord
 

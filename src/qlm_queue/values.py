@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.bounds import Bounds as Bounds
 
 BATCH_MAX = 500

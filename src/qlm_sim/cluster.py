@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_planner.machine.events import Event as PlannerEvent
 from qlm_planner.policy import Policy
 from qlm_queue.memory.queue import MemoryQueue

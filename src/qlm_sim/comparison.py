@@ -10,9 +10,9 @@ from functools import partial
 
 from qlm.api.v1.gateway_pb2 import StreamResponse, SubmitRequest
 from qlm.api.v1.request_pb2 import Result
-from qlm_core.errors import QlmError
-from qlm_core.overload import WOULD_BE_LATE
-from qlm_core.request import RequestKey, RequestState, Slo
+from qlm_core.vocabulary.errors import QlmError
+from qlm_core.vocabulary.overload import WOULD_BE_LATE
+from qlm_core.vocabulary.request import RequestKey, RequestState, Slo
 from qlm_planner.policy import Order, Policy
 from qlm_queue.values import PLANNER_ROLE
 from qlm_sim.cluster import START_S, Cluster, Member, quiet_logs

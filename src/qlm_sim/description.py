@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from qlm_agent.config import AgentSettings
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_queue.values import Bounds
 
 

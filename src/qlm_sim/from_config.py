@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from qlm_agent.config import AgentConfig, served_models
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_planner.config import PlannerConfig
 from qlm_planner.policy import Policy
 from qlm_process.config import load_config

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlm.api.v1 import request_pb2
-from qlm_core.model import ModelSpec
-from qlm_core.request import RequestKey, Slo, SloKind
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import RequestKey, Slo, SloKind
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
 from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 

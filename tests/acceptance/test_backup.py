@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import qlm
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE
 from qlm_queue.embedded.server import server_arguments
 from qlm_queue.values import Durability
 from running_cluster import RunningCluster, wait_until

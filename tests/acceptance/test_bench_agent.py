@@ -20,9 +20,9 @@ from benchmarks.agent.parts import Plan
 from click.testing import CliRunner
 
 from qlm_agent.config import AgentConfig
-from qlm_core.hardware_profile import ORIGIN_MEASURED
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 
 GPU, PROFILE = "A100-80GB", "Mistral-7B"
 REQUESTS = 30

@@ -17,7 +17,7 @@ import yaml
 
 from qlm_agent.config import AgentConfig, served_models
 from qlm_cli.root import COMMANDS
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_process.config import KNOWN_SECTIONS, load_config
 from qlm_queue.values import Durability
 

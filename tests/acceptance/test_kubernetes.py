@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_process.config import load_config
 
 ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"

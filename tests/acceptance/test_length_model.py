@@ -18,9 +18,9 @@ import qlm
 from qlm.api.v1.estimator_pb2 import GetProfilesRequest
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
 from qlm_cli.root import root
-from qlm_core.length_features import LengthFacts
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.statistics.length_features import LengthFacts
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE
 from qlm_process.wire import profile as profile_wire
 from running_cluster import RunningCluster, gone, wait_until
 

@@ -18,7 +18,7 @@ import pytest
 
 import qlm
 from qlm_cli.options import default_config_path
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE
 from qlm_process.cluster.state import ClusterState, ProcessState
 from running_cluster import RunningCluster, gone, wait_until
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from qlm.api.v1.request_pb2 import Logprobs, Result
 from qlm.api.v1.request_pb2 import RequestState as WireState
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.bounds import RECORD_BYTES
 from qlm_queue.dump import QueueDump, RequestDump
 

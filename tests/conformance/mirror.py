@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from qlm.internal.v1.frames_pb2 import Frame
-from qlm_core.errors import QlmError
-from qlm_core.pauses import Pause
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import QlmError
+from qlm_core.vocabulary.pauses import Pause
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.dump import QueueDump, canonical, differences, event_values, frame_values, result_values
 from qlm_queue.operator_values import LivePage
 from qlm_queue.overview import Overview

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from qlm_core.errors import LeaseLost, QlmError
-from qlm_core.instance import UNASSIGNED, instance_of
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import LeaseLost, QlmError
+from qlm_core.vocabulary.instance import UNASSIGNED, instance_of
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.dump import QueueDump, RequestDump
 from qlm_queue.values import (
     PLANNER_ROLE,

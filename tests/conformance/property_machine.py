@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.values import (
     BATCH_MAX,
     PLANNER_ROLE,

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from qlm_core.errors import QlmError
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import QlmError
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.overview import Overview
 from qlm_queue.values import (
     PLANNER_ROLE,

@@ -11,7 +11,7 @@ from typing import Any
 from qlm.api.v1.request_pb2 import Logprobs, Request, Result, ResultError, TokenPrompt, Usage
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvent
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.values import (
     PLANNER_ROLE,
     Acceptance,

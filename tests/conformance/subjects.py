@@ -8,7 +8,7 @@ from typing import Protocol
 
 import redis.asyncio as redis
 
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.dump import QueueDump
 from qlm_queue.keys import Keys
 from qlm_queue.memory.queue import MemoryQueue

@@ -10,7 +10,7 @@ from qlm.api.v1.request_pb2 import RequestState as WireState
 from qlm.api.v1.request_pb2 import Result, Timing
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
 from qlm.internal.v1.frames_pb2 import Frame
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.values import BATCH_MAX, ControlKind, Emission, RequeueCause, StepStatus
 
 from .mirror import live

@@ -13,7 +13,7 @@ import structlog
 
 from damage_memory import damage as damage_memory
 from damage_redis import damage as damage_redis
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Bounds

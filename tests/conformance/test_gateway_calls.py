@@ -10,8 +10,8 @@ import pytest
 from qlm.api.v1.request_pb2 import Request, Result
 from qlm.api.v1.request_pb2 import RequestState as WireState
 from qlm.internal.v1.frames_pb2 import FrameBatch
-from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.bounds import RECORD_BYTES
 from qlm_queue.values import Bounds, ControlKind, LiveRequest, RequeueCause, StreamEntry, TerminalRecord
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_core.errors import LeaseLost
-from qlm_core.pauses import PauseKind
+from qlm_core.vocabulary.errors import LeaseLost
+from qlm_core.vocabulary.pauses import PauseKind
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, WAITS_BYTES_MAX, Lease
 
 from .mirror import Mirror

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from qlm.api.v1.request_pb2 import Result
-from qlm_core.errors import LeaseLost
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import LeaseLost
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.values import PLANNER_ROLE, Bounds, ControlKind, PlanChunk, QueueSegment, RequeueCause, StepStatus
 
 from .mirror import Mirror, live

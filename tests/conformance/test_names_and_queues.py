@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from qlm.api.v1.request_pb2 import Result
-from qlm_core.errors import NotFound
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import NotFound
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.keys import escape, unescape
 from qlm_queue.values import PullBudget, RequestPlacement, StepStatus
 

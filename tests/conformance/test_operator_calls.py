@@ -8,10 +8,10 @@ import pytest
 
 from qlm.api.v1.request_pb2 import Admission, Request, TokenPrompt
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
-from qlm_core.errors import QueueFull
-from qlm_core.instance import UNASSIGNED
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import QueueFull
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.operator_values import HELD_BACK_MAX, PAGE_BYTES_MAX, PAUSES_MAX, LivePage
 from qlm_queue.values import BATCH_MAX, LiveRequest, Owned, RequestPlacement, RequeueCause
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.errors import LeaseLost, NotFound
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import LeaseLost, NotFound
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, ControlKind, PlanChunk, RequeueCause, StepStatus
 
 from .mirror import live

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
-from qlm_core.errors import LeaseLost
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import LeaseLost
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.values import BATCH_MAX, Bounds, Lease, PullBudget, PullResult, RequeueCause, StepStatus
 
 from .mirror import Mirror, live

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.errors import LeaseLost
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import LeaseLost
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, ControlKind, GroupPlacement, RequeueCause, StepStatus, WaitingRequest
 
 from .mirror import live

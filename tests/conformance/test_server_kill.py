@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import redis.asyncio as redis
 
-from qlm_core.errors import ConfigError, Unavailable
-from qlm_core.request import TERMINAL_STATES, RequestState
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.request import TERMINAL_STATES, RequestState
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, Durability, Lease, PullBudget, RequestPlacement, StepStatus, TerminalRecord

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from qlm_core.errors import Unavailable
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import Unavailable
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.port import Queue
 from qlm_queue.redis.queue import RedisQueue

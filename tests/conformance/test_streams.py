@@ -11,7 +11,7 @@ import pytest
 
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvent, RequestEvents
 from qlm.internal.v1.frames_pb2 import FrameBatch
-from qlm_core.errors import NotFound
+from qlm_core.vocabulary.errors import NotFound
 from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX, Bounds, ControlKind, StreamEntry
 

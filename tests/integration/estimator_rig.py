@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc, request_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
 from qlm.wire_errors import from_rpc_error
-from qlm_core.instance import InstanceFacts
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess

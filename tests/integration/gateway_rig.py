@@ -18,10 +18,10 @@ from qlm.api.v1.request_pb2 import FinishReason, Request, Result, Usage
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm.values import TokenLogprobs
 from qlm_agent.delivery.logprobs import record
-from qlm_core.errors import LeaseLost, Unavailable
-from qlm_core.model import ModelSpec
-from qlm_core.request import RequestState
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import LeaseLost, Unavailable
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import RequestState
 from qlm_gateway.config import GatewayConfig
 from qlm_gateway.shell import Gateway
 from qlm_queue.embedded.server import EmbeddedServer

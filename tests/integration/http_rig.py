@@ -12,7 +12,7 @@ import aiohttp
 import openai
 
 from qlm.errors import NotFound
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.request import RequestKey, RequestState
 
 from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, expected_tokens
 

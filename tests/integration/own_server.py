@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from qlm.api.v1.request_pb2 import Request
-from qlm_core.errors import QueueFull, Unavailable
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import QueueFull, Unavailable
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Acceptance
 

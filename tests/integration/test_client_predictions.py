@@ -21,7 +21,7 @@ from qlm.errors import InvalidRequest, QueueFull
 from qlm.values import Outlook, Prediction, RequestState
 from qlm.wire_errors import STATUS_TRAILER, RpcFailure
 from qlm_cli.root import root
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.outlook.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
 from qlm_queue.values import Bounds, LiveRequest
 

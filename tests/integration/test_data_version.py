@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio as redis
 
 from qlm_cli.options import default_config_path
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_queue.data_version import DATA_VERSION
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys

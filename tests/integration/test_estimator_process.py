@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, RequestEvent
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue

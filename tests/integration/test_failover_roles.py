@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from qlm.api.v1 import request_pb2
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.request import RequestKey
 from qlm_process.wire.instance import to_body
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_planner.shell.process import PlannerShell
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue

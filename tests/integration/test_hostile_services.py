@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from qlm.api.v1 import agent_pb2, estimator_pb2, instance_pb2, planner_pb2
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.dump import QueueDump
 from qlm_queue.embedded.server import EmbeddedServer

@@ -12,8 +12,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from yarl import URL
 
-from qlm_core.group import slo_class as class_of
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.group import slo_class as class_of
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_gateway.wire import admission_of
 from qlm_queue.values import LiveRequest
 

@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_gateway.front.http.responses_api.documents import of_completion
 from qlm_queue.values import LiveRequest
 

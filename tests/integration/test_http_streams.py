@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.request import RequestState
 
 from .gateway_process import gateway_process
 from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens, until

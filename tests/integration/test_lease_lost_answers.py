@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.queue.leases import LeaseKeeper, RoleElection
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue

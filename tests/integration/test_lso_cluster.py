@@ -12,8 +12,8 @@ from qlm.api.v1.request_pb2 import Result
 from qlm.messages import logprobs_value
 from qlm_agent.engines.port import EngineRequest, Sampling, TokenPrompt
 from qlm_agent.engines.simulated.answers import answer_to
-from qlm_core.model import ModelSpec
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
 from running_cluster import RunningCluster
 
 pytestmark = pytest.mark.xdist_group("preemption")

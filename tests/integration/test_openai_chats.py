@@ -10,7 +10,7 @@ import pytest
 
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.port import FailureKind, FinishReason, TextPrompt, Tier
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 from running_text_server import RunningTextServer, shared_text_server
 from text_server import CONTEXT_WORDS, KEY
 

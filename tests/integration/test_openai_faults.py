@@ -22,8 +22,8 @@ from qlm_agent.engines.port import (
     Tier,
     TokenPrompt,
 )
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import ConfigError
 from running_text_server import RunningTextServer, shared_text_server
 from text_server import KEY, LIMITED_S, MODEL
 

@@ -13,7 +13,7 @@ from qlm_agent.engines.openai.load_watch import Load, LoadWatch
 from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import EngineRequest, TextPrompt, Tier
-from qlm_core.model import ModelSpec
+from qlm_core.vocabulary.model import ModelSpec
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL, text_prompt
 

@@ -29,8 +29,8 @@ from qlm_agent.engines.port import (
     TextPrompt,
     Tier,
 )
-from qlm_core.chat import ChatPrompt
-from qlm_core.model import ModelSpec
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.model import ModelSpec
 
 DEADLINE_S = 30.0
 

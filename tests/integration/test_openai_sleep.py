@@ -13,7 +13,7 @@ from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import ModelLoadFailed, Tier
-from qlm_core.model import ModelSpec
+from qlm_core.vocabulary.model import ModelSpec
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL
 

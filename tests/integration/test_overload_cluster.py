@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import qlm
 from qlm.errors import QueueFull
 from qlm_cli.root import root
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE
 from running_cluster import RunningCluster, wait_until
 
 MODEL = "mistral-7b"

@@ -13,7 +13,7 @@ import pytest
 import qlm
 from browser import opened_tab
 from identity_files import add_key
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_gateway.front import timeline
 from qlm_process.identity.keys import Role
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 import qlm
 from qlm.errors import CallDeadlineExceeded, InvalidRequest, NotFound, QueueFull
 from qlm_cli.root import root
-from qlm_core.pauses import PauseKind
+from qlm_core.vocabulary.pauses import PauseKind
 from qlm_queue.operator_values import PAUSES_MAX
 
 from .gateway_rig import MODEL, GatewayRun, Rig

@@ -21,12 +21,12 @@ from click.testing import CliRunner, Result
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
 from qlm.wire_errors import from_rpc_error
 from qlm_cli.root import root
-from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
-from qlm_core.errors import InvalidRequest, PreconditionFailed
-from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.length_model import LengthModel, LengthScore
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.profiles.hardware_profile import HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.length_model import LengthModel, LengthScore
+from qlm_core.vocabulary.errors import InvalidRequest, PreconditionFailed
 from qlm_process.profile_file import dump_profiles, parse_profiles
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.embedded.server import EmbeddedServer

@@ -24,9 +24,9 @@ from qlm_agent.profiling.rows import ProfiledModel
 from qlm_agent.profiling.runs import ProfilingFailed
 from qlm_agent.profiling.session import profile_engine, until_stopped
 from qlm_cli.serve.document import facts_of
-from qlm_core.errors import ConfigError
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import ConfigError
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL
 from virtual_time import in_virtual_time

@@ -12,8 +12,8 @@ import pytest
 import redis.asyncio as redis
 
 from identity_files import Certificates, make_certificates
-from qlm_core.errors import ConfigError
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.redis.queue import RedisQueue
 from small_cluster import SmallCluster
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
-from qlm_core.errors import ConfigError, Unavailable
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.keys import Keys
 from qlm_queue.redis.queue import RedisQueue
 from small_cluster import SmallCluster

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from qlm_core.errors import LeaseLost, NotFound, Unavailable
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import LeaseLost, NotFound, Unavailable
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import (
     PLANNER_ROLE,

@@ -22,7 +22,7 @@ from qlm.api.v1.gateway_pb2_grpc import GatewayStub
 from qlm.api.v1.request_pb2 import Request
 from qlm.errors import CallDeadlineExceeded, InvalidRequest, NotFound, QueueFull, Unavailable
 from qlm_cli.operate.status import held_line
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.values import Bounds, LiveRequest
 
 from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens, open_rig, until

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 import qlm
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
 from qlm_process.cluster.state import ClusterState
 from running_cluster import RunningCluster, wait_until
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import redis.asyncio as redis
 
-from qlm_core.errors import QueueFull, Unavailable
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import QueueFull, Unavailable
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.redis.server_check import full_bound, rewrite_helps
 from qlm_queue.values import Bounds

@@ -14,8 +14,8 @@ import pytest
 import redis.asyncio as redis
 import structlog
 
-from qlm_core.errors import ConfigError, QueueFull, Unavailable
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import ConfigError, QueueFull, Unavailable
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.redis.server_check import settings_problem, writes_problem
 from qlm_queue.values import Durability

@@ -13,7 +13,7 @@ import pytest
 
 from qlm_cli.up.config import UpSection
 from qlm_cli.up.server import SupervisedServer
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.settings import QueueSettings
 from qlm_queue.embedded import allocator
 from qlm_queue.embedded.server import EmbeddedServer

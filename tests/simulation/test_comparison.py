@@ -8,9 +8,9 @@ import pytest
 
 from qlm_agent.config import AgentSettings
 from qlm_agent.engines.simulated.timing import InstanceNoise
-from qlm_core.model import ModelSpec
-from qlm_core.overload import Overload
-from qlm_core.request import RequestState, Slo, SloKind
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.overload import Overload
+from qlm_core.vocabulary.request import RequestState, Slo, SloKind
 from qlm_planner.policy import Policy
 from qlm_process.wire import profile as profile_wire
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate

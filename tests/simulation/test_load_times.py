@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from qlm_agent.config import AgentSettings
-from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.model import ModelSpec
-from qlm_core.request import Slo, SloKind
+from qlm_core.profiles.hardware_profile import HardwareProfile
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_process.wire import profile as profile_wire
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
 from qlm_sim.cluster import Cluster

@@ -13,7 +13,7 @@ from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.engines.port import EngineOutput
 from qlm_agent.engines.simulated.core import SimulatedCore
 from qlm_agent.engines.simulated.sequences import Progress
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_planner.board.sweeps import Sweeps
 from qlm_queue.memory import planning as memory_planning
 from qlm_queue.memory.queue import MemoryQueue

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.estimator.scores import r2
 
 from qlm_agent.config import AgentSettings
-from qlm_core.model import ModelSpec
-from qlm_core.request import Slo, SloKind
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
 from small_cpu_row import ROW
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.overload import Overload
+from qlm_core.vocabulary.overload import Overload
 from qlm_planner.board.tenants import Tenant, Tenants
 from qlm_planner.policy import Order, Policy
 from qlm_sim.storms import weather

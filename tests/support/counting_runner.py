@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from qlm_agent.delivery.logprobs import record
 from qlm_agent.engines.port import TextPrompt
 from qlm_agent.engines.vllm.runner.port import RunnerStats, RunOutput, RunPlan, VllmProcessEnded
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 
 
 @dataclass

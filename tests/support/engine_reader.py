@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from qlm_agent.engines.port import Engine, EngineOutput, EngineRequest, Prompt, Sampling, TokenPrompt
-from qlm_core.simulated_model import TOKEN_BYTES
+from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
 
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)
 PROMPT = TokenPrompt(ids=[11, 12, 13, 14, 15])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qlm_core.distribution import Normal
-from qlm_core.model import ModelSpec
-from qlm_core.new_request import normal_at, place_new
-from qlm_core.prediction_views import GroupView, QueueView
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.queue_reader import QueueReader
-from qlm_core.queue_times import queue_times
+from qlm_core.prediction.new_request import normal_at, place_new
+from qlm_core.prediction.prediction_views import GroupView, QueueView
+from qlm_core.prediction.queue_reader import QueueReader
+from qlm_core.prediction.queue_times import queue_times
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def newcomer_times(
     request: GroupView,
     now_s: float | None = None,
 ) -> NewcomerTimes | None:
-    """A new request, as a group of one, as `qlm_core.new_request` places it."""
+    """A new request, as a group of one, as `qlm_core.prediction.new_request` places it."""
     reader = QueueReader(catalogue, profiles)
     kept, groups = reader.read(views)
     place = place_new(reader, kept, groups, request, now_s)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qlm_core.model import ModelSpec
-from qlm_core.planned_waits import PlannedWaits
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.prediction.planned_waits import PlannedWaits
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_planner.board.board import Board
 from qlm_planner.machine.effects import PublishWaits
 from qlm_planner.plan.waits import WaitForecast

@@ -17,7 +17,7 @@ from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.loop import ChildLoop
 from qlm_agent.engines.vllm.runner.port import LoadPlan, RunnerStats, RunOutput, RunPlan
 from qlm_agent.engines.vllm.runner.sleeping import SleepingModel, WorkerProbe
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 
 START_TIMEOUT_S = 10.0
 

@@ -8,9 +8,9 @@ import struct
 from hashlib import blake2b
 
 from qlm.api.v1.request_pb2 import Request, TokenPrompt
-from qlm_core.errors import LeaseLost, NotFound, QueueFull, RequestIdConflict, Unavailable
-from qlm_core.instance import UNASSIGNED
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import LeaseLost, NotFound, QueueFull, RequestIdConflict, Unavailable
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.port import Queue
 from qlm_queue.values import (
     PLANNER_ROLE,

@@ -12,8 +12,8 @@ from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.feedback import FastServe
 from qlm_agent.engines.policies.port import KvRule
 from qlm_agent.engines.policies.urgency import UrgencyFirst
-from qlm_core.errors import ConfigError
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.config import load_config
 from sleeping_gpu import WEIGHTS_BYTES, model_folder
 

@@ -20,8 +20,8 @@ from qlm_agent.engines.port import EngineOutput, Tier
 from qlm_agent.shell.reports import WAITING_MAX, Reporter
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
 from qlm_agent.telemetry.operations import Lso, ModelMove
-from qlm_core.errors import Unavailable
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import Unavailable
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import BATCH_MAX, Bounds, Pulled
 

@@ -7,8 +7,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from qlm_agent.decisions.effects import Register
 from qlm_agent.shell.server_calls import ServerCalls
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
-from qlm_core.instance import InstanceFacts
-from qlm_core.reported_runs import GroupRuns, ReportedRuns
+from qlm_core.prediction.reported_runs import GroupRuns, ReportedRuns
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_process.queue.instances import instances_in
 from qlm_process.wire.running import from_body
 from qlm_queue.memory.queue import MemoryQueue

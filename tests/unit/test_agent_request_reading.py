@@ -18,8 +18,8 @@ from qlm_agent.delivery.logprobs import record, record_bytes
 from qlm_agent.delivery.requests import pulled_run, read_head, read_pulled
 from qlm_agent.delivery.results import completion_of, failure_result
 from qlm_agent.engines.port import EngineOutput, FinishReason, Sampling, TextPrompt, TokenPrompt
-from qlm_core.chat import ChatPrompt
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.values import HeadGroup, Pulled
 
 TOKENS = request_pb2.TokenPrompt(ids=[1, 2, 3])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_core.balancing import (
+from qlm_core.operations.balancing import (
     Servers,
     freeing_rate,
     least_kv,
@@ -21,7 +21,7 @@ from qlm_core.balancing import (
     server_waits_s,
     two_servers,
 )
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 
 
 def servers(queued: list[float], kv_used: list[float], capacity: float = 10_000.0, **columns: list[float]) -> Servers:

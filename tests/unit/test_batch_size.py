@@ -1,4 +1,4 @@
-"""How many requests run at once: `qlm_core.batch_size`, against the step-accurate engine where it predicts steps."""
+"""How many requests run at once: `qlm_core.operations.batch_size`, against the step-accurate engine where it predicts steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_core.batch_size import BatchChoice, ClassDemand, sizes, step_s
-from qlm_core.length_curve import curve_of_moments
-from qlm_core.profile import WORKLOAD_PRIOR
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.operations.batch_size import BatchChoice, ClassDemand, sizes, step_s
+from qlm_core.profiles.profile import WORKLOAD_PRIOR
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.length_curve import curve_of_moments
 from simulated_steps import make, run
 
 MISTRAL = next(row for row in shipped_snapshot().hardware if row.key == ("A100-80GB", 1, "Mistral-7B"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qlm_core.batching import (
+from qlm_core.operations.batching import (
     ODBS,
     SLO_DBS,
     SLO_ODBS,

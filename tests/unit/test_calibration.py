@@ -9,7 +9,7 @@ import pytest
 from scipy.special import ndtri
 
 from qlm.api.v1 import estimator_pb2
-from qlm_core.calibration import (
+from qlm_core.profiles.calibration import (
     HORIZONS,
     NOT_CALIBRATED,
     PRIOR_SCORE,
@@ -18,9 +18,9 @@ from qlm_core.calibration import (
     CalibrationProfile,
     CalibrationTable,
 )
-from qlm_core.distribution import Normal
-from qlm_core.instance import InstanceFacts
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_estimator.calibration.conformal import ERRORS_MAX, ErrorQuantiles
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import R2_SAMPLES_MIN, CalibrationRow, calibration_rows

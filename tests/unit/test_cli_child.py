@@ -17,7 +17,7 @@ import pytest
 
 from qlm_cli.up.child import Child, Phase
 from qlm_cli.up.config import ProcessSpec, UpSection
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_process.die_with_parent import launcher
 
 DEADLINE_S = 30.0

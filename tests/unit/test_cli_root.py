@@ -22,7 +22,7 @@ from qlm_cli.json_text import json_text
 from qlm_cli.options import default_config_path
 from qlm_cli.root import COMMANDS, described, root
 from qlm_cli.up.config import ProcessSpec, UpConfig, process_specs
-from qlm_core.errors import ConfigError, QueueFull
+from qlm_core.vocabulary.errors import ConfigError, QueueFull
 from qlm_process.config import OVERRIDES_VARIABLE, load_config
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,8 @@ def test_importing_the_sdk_loads_no_command_and_no_service() -> None:
         "import sys, qlm; qlm.AsyncClient; print([name for name in sys.modules if name.startswith(('qlm_cli', 'qlm_')) or name == 'click'])"
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert set(ast.literal_eval(output)) == {"qlm_core", "qlm_core.errors", "qlm_core.masking"}
+    loaded = {"qlm_core", "qlm_core.vocabulary", "qlm_core.vocabulary.errors", "qlm_core.vocabulary.masking"}
+    assert set(ast.literal_eval(output)) == loaded
 
 
 def test_every_machine_is_held_to_purity() -> None:

@@ -16,9 +16,9 @@ from qlm_cli.serve.discovery import FoundModel, FoundServer
 from qlm_cli.serve.document import KEY_VARIABLE, PARAMETERS_BILLION, Document, ServeOptions, document, facts_of, size_billion
 from qlm_cli.serve.local import Host, LocalModel, LocalOptions, local_document
 from qlm_cli.serve.machine import local_model, this_host
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import gpu_facts
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.hardware_prior import gpu_facts
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_gateway.config import GatewayConfig, aliases_of
 
 LLAMA = FoundModel(name="meta-llama/Llama-3.3-70B-Instruct", context_tokens=32_768)

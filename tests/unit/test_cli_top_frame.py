@@ -10,7 +10,7 @@ from rich.console import Console
 
 from qlm.api.v1 import agent_pb2, estimator_pb2, gateway_pb2, instance_pb2, planner_pb2, request_pb2
 from qlm_cli.top.frame import GROUPS_SHOWN_MAX, frame
-from qlm_core.request import SloKind
+from qlm_core.vocabulary.request import SloKind
 from qlm_process.cluster.view import (
     AgentView,
     CalibrationRowView,

@@ -35,7 +35,9 @@ def _names(node: ast.stmt) -> list[str]:
 
 def _constants() -> set[str]:
     estimator, core = ROOT / "services" / "estimator", ROOT / "src"
-    paths = [(estimator, path) for path in estimator.rglob("*.py")] + [(core, core / "qlm_core" / f"{name}.py") for name in FORMULAS]
+    paths = [(estimator, path) for path in estimator.rglob("*.py")] + [
+        (core, next((core / "qlm_core").glob(f"*/{name}.py"))) for name in FORMULAS
+    ]
     return {
         f"{'.'.join(path.relative_to(root).with_suffix('').parts)}.{name}"
         for root, path in paths

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 from qlm_agent.config import AgentConfig, served_models
 from qlm_cli.deploy.command import read_topology
 from qlm_cli.root import root
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import hardware_prior
+from qlm_core.profiles.hardware_prior import hardware_prior
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_deploy.deployers import DEPLOYERS, DeviceMap
 from qlm_deploy.map_profile import profile_of_map
 from qlm_deploy.plan import describe_map, plan_deployment

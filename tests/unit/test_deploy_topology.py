@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from qlm_cli.deploy.command import topology_of_output
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_deploy.probe import topology_of_cpu, topology_of_gpus
 from qlm_deploy.topology import DEVICES_MAX, parse_topology
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from qlm_core.distribution import Normal
+from qlm_core.statistics.distribution import Normal
 
 means = st.floats(-1e6, 1e6)
 variances = st.floats(1e-6, 1e9)

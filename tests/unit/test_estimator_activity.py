@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.instance import PREFILL_CHUNK_TOKENS, InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.profile import HardwareProfile
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import PREFILL_CHUNK_TOKENS, InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.speed import activity as module
 from qlm_estimator.speed.activity import Activity
 from qlm_estimator.speed.base_rows import BaseRows

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_core.length_curve import BINS, LengthCurve, curve_of_moments
-from qlm_core.workload_profile import WORKLOAD_PRIOR
+from qlm_core.profiles.workload_profile import WORKLOAD_PRIOR
+from qlm_core.statistics.length_curve import BINS, LengthCurve, curve_of_moments
 from qlm_estimator.lengths.fading import FadingLengths
 
 PRIOR = WORKLOAD_PRIOR.output_curve()

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qlm_core.length_features import LengthFacts
-from qlm_core.length_model import NO_LENGTH_MODEL, LengthModel
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.statistics.length_features import LengthFacts
+from qlm_core.statistics.length_model import NO_LENGTH_MODEL, LengthModel
 from qlm_estimator.lengths.predictor import SAMPLES_MIN, LengthMonitor, LengthPredictor
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_process.wire import lengths as length_wire

@@ -10,7 +10,7 @@ import pytest
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
-from qlm_core.calibration import CalibratedTime
+from qlm_core.profiles.calibration import CalibratedTime
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import report as outcomes_module

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from qlm_core.model import ModelSpec
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import Count, Ended

@@ -10,8 +10,8 @@ import pytest
 
 from qlm.api.v1 import instance_pb2
 from qlm.internal.v1 import events_pb2
-from qlm_core.instance import TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
 from qlm_estimator.config import EstimatorConfig, EstimatorSettings
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
 from qlm_estimator.lifecycle_wire import events_of

@@ -13,9 +13,9 @@ from benchmarks.evaluate.rows import Row
 from benchmarks.evaluate.static_batches import Workload, alpaca_like, batch_s, serve_batches, serve_continuous, serve_s3
 from click.testing import CliRunner
 
-from qlm_core.batching import BatchRequests, first_come
-from qlm_core.hardware_prior import hardware_prior
-from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.operations.batching import BatchRequests, first_come
+from qlm_core.profiles.hardware_prior import hardware_prior
+from qlm_core.profiles.hardware_profile import HardwareProfile
 
 HELD = (
     "UA over S3, accelerate: latency, %",

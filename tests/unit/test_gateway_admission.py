@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import InvalidRequest, NotFound
-from qlm_core.model import ModelSpec
-from qlm_core.request import RequestKey, Slo, SloKind
-from qlm_core.simulated_model import ANSWER_TOKENS_MAX, LENGTH_TOKEN_BASE
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import InvalidRequest, NotFound
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import RequestKey, Slo, SloKind
+from qlm_core.vocabulary.simulated_model import ANSWER_TOKENS_MAX, LENGTH_TOKEN_BASE
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.drafts import RequestDraft, SamplingDraft, SloDraft
 from qlm_gateway.admission.rules import IDS_AT_ONCE, AdmissionLimits, Admitted, admit, check, request_key, slo_of

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from qlm.api.v1.request_pb2 import Request
-from qlm_core.errors import QueueFull
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import QueueFull
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.batches.answers import ERRORS, OUTPUT, Answers
 from qlm_gateway.batches.driver import POLL_S, BatchDriver
 from qlm_gateway.batches.folder import BatchFolder

@@ -14,14 +14,14 @@ from published_waits import publish_waits
 from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.instance_pb2 import Instance
 from qlm.api.v1.request_pb2 import SLO_KIND_COMPLETION, SLO_KIND_FIRST_TOKEN, Request, Slo, TokenPrompt
-from qlm_core.errors import QueueFull
-from qlm_core.length_features import LengthFacts, features_of
-from qlm_core.length_model import LengthModel, LengthScore
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.request import RequestKey, SloKind
-from qlm_core.request import Slo as CoreSlo
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.length_features import LengthFacts, features_of
+from qlm_core.statistics.length_model import LengthModel, LengthScore
+from qlm_core.vocabulary.errors import QueueFull
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import RequestKey, SloKind
+from qlm_core.vocabulary.request import Slo as CoreSlo
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.entry import Entry
 from qlm_gateway.admission.rules import AdmissionLimits

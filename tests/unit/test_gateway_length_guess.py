@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from qlm.api.v1.request_pb2 import Admission, Request, SamplingParams, TokenPrompt, TraceContext
-from qlm_core.group import group_key
-from qlm_core.length_features import LengthFacts, features_of, hashes_of_text, hashes_of_tokens
-from qlm_core.length_model import LengthModel, LengthScore
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
-from qlm_core.request import RequestKey, RequestState, Slo, SloKind
+from qlm_core.profiles.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.statistics.length_features import LengthFacts, features_of, hashes_of_text, hashes_of_tokens
+from qlm_core.statistics.length_model import LengthModel, LengthScore
+from qlm_core.vocabulary.group import group_key
+from qlm_core.vocabulary.request import RequestKey, RequestState, Slo, SloKind
 from qlm_gateway.admission.length_guess import guess_length
 from qlm_gateway.admission.rules import Admitted
 from qlm_gateway.text.prompts import PreparedPrompt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_core.errors import GatewayFull, Unavailable
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import GatewayFull, Unavailable
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.streams.events import (
     Accepted,
     AcceptSent,

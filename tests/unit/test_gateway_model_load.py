@@ -6,10 +6,10 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from qlm_agent.engines.openai.server_load import read_load
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.reported_runs import GroupRuns, ReportedRuns
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.reported_runs import GroupRuns, ReportedRuns
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook.model_load import ModelLoad, model_loads
 from qlm_process.wire.running import to_body

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.assessment import Assessment
-from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.pauses import Pause, PauseKind
-from qlm_core.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
-from qlm_core.prediction_views import GroupView, QueueView
-from qlm_core.request import RequestKey, RequestState, Slo, SloKind
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.assessment import Assessment
+from qlm_core.prediction.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
+from qlm_core.prediction.prediction_views import GroupView, QueueView
+from qlm_core.profiles.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.pauses import Pause, PauseKind
+from qlm_core.vocabulary.request import RequestKey, RequestState, Slo, SloKind
 from qlm_gateway.front.status import predict_live
 from qlm_gateway.outlook.waits import SINCE_MAX, AcceptedSince, Outlook, RequestShape
 from qlm_process.wire import waits as waits_wire

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from qlm.api.v1.request_pb2 import REQUEST_STATE_ACCEPTED, SLO_KIND_COMPLETION, Admission, Request, Slo
-from qlm_core.errors import InvalidRequest
-from qlm_core.request import RequestKey
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import InvalidRequest
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook.updates import FINDS_PER_S_MAX, OutlookUpdates, checked_every_s
 from qlm_gateway.outlook.watch import AWAY_AFTER_S, QueueWatch

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from qlm_core.distribution import Normal
-from qlm_core.overload import Overload
-from qlm_core.prediction_views import RequestPrediction
-from qlm_core.request import Slo, SloKind
+from qlm_core.prediction.prediction_views import RequestPrediction
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.overload import Overload
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_gateway.admission.overload import RETRY_MAX_S, WAITS_AGE_MAX_S, late_refusal
 from qlm_gateway.config import GatewayConfig
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from qlm.internal.v1 import events_pb2
-from qlm_core.distribution import Normal
-from qlm_core.prediction_views import RequestPrediction
-from qlm_core.request import Slo, SloKind
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.prediction_views import RequestPrediction
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook.reports import PredictionReport, PredictionSample
 from qlm_gateway.outlook.waits import RequestShape

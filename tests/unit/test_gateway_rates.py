@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.errors import QueueFull
+from qlm_core.vocabulary.errors import QueueFull
 from qlm_gateway.front import rates
 from qlm_gateway.front.rates import KeyRates
 from qlm_process.identity.keys import Key, Role, new_key

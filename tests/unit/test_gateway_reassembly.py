@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qlm.stream_position import ChunkFate, StreamPosition
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.streams.events import (
     Accepted,
     AcceptSent,

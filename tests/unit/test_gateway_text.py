@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_gateway.admission.drafts import RequestDraft
 from qlm_gateway.text.exact import WINDOW_TOKENS_MAX, ExactText
 from qlm_gateway.text.model_text import PIECE_TOKENS, ApproximateText, decode_in_pieces, open_text

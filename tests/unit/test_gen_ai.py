@@ -18,7 +18,7 @@ from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.delivery.requests import read_pulled
 from qlm_agent.engines.port import FinishReason
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.request import RequestKey
 from qlm_process import gen_ai
 from qlm_queue.values import Pulled
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import least_squares
 
-from qlm_core.hardware_prior import EFFICIENCY, Efficiency, GpuFacts, gpu_facts, hardware_prior, model_facts
-from qlm_core.hardware_profile import ORIGIN_FACTS, HardwareProfile
-from qlm_core.model import ModelFacts
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.hardware_prior import EFFICIENCY, Efficiency, GpuFacts, gpu_facts, hardware_prior, model_facts
+from qlm_core.profiles.hardware_profile import ORIGIN_FACTS, HardwareProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelFacts
 
 ROWS = shipped_snapshot().hardware
 FITTED = (

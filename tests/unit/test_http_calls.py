@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qlm.api.v1.request_pb2 import Logprobs
-from qlm_core.errors import ConfigError, InvalidRequest
+from qlm_core.vocabulary.errors import ConfigError, InvalidRequest
 from qlm_gateway.front.http.answers import logprobs_of
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import Call, EventId, read_call

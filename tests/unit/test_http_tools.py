@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.errors import InvalidRequest
+from qlm_core.vocabulary.errors import InvalidRequest
 from qlm_gateway.front.http.bodies import ChatBody, read_body
 from qlm_gateway.front.http.calls import Call, read_call
 from qlm_gateway.front.http.settings import HttpSettings

@@ -12,7 +12,7 @@ import qlm
 from identity_files import add_key, revoke_key
 from qlm.api.v1 import agent_pb2, estimator_pb2, planner_pb2
 from qlm.credentials import credentials_of
-from qlm_core.errors import ConfigError, PermissionDenied, Unauthenticated
+from qlm_core.vocabulary.errors import ConfigError, PermissionDenied, Unauthenticated
 from qlm_process.identity.guard import OF_OPERATORS, OF_SERVICES, check_role
 from qlm_process.identity.key_file import edited, read_keys
 from qlm_process.identity.key_ring import KeyRing

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.group import group_key, prompt_class_of, token_class
-from qlm_core.length_curve import (
+from qlm_core.statistics.length_curve import (
     BINS,
     EXACT_TOKENS_MAX,
     LONGEST_OF,
@@ -26,9 +25,18 @@ from qlm_core.length_curve import (
     packed,
     unpacked,
 )
-from qlm_core.length_features import BUCKETS, LengthFacts, features_of, hashes_of_text, hashes_of_tokens, hint_feature, hint_value
-from qlm_core.length_model import NO_LENGTH_MODEL, LengthGuess, LengthModel, LengthScore
-from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_core.statistics.length_features import (
+    BUCKETS,
+    LengthFacts,
+    features_of,
+    hashes_of_text,
+    hashes_of_tokens,
+    hint_feature,
+    hint_value,
+)
+from qlm_core.statistics.length_model import NO_LENGTH_MODEL, LengthGuess, LengthModel, LengthScore
+from qlm_core.vocabulary.group import group_key, prompt_class_of, token_class
+from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 
 FACTS = LengthFacts(model="chat", tenant="acme", application="mail", prompt_tokens=300, output_tokens_asked=512, prompt_hashes=(7, 8))
 facts_of_any_kind = st.builds(
@@ -51,7 +59,8 @@ def model_with(more: dict[int, float], *, used: bool = True) -> LengthModel:
 
 
 def test_features_are_the_same_in_every_process() -> None:
-    script = f"from qlm_core.length_features import *; print(features_of({FACTS!r}), hint_feature({FACTS!r}), hashes_of_text('x' * 300))"
+    names = "from qlm_core.statistics.length_features import *"
+    script = f"{names}; print(features_of({FACTS!r}), hint_feature({FACTS!r}), hashes_of_text('x' * 300))"
     environment = {"PYTHONHASHSEED": "12345", "PYTHONPATH": ":".join(sys.path)}
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment).stdout.strip()
     assert told == f"{features_of(FACTS)} {hint_feature(FACTS)} {hashes_of_text('x' * 300)}"

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from qlm_core.simulated_model import answer_length, text_token_count
+from qlm_core.vocabulary.simulated_model import answer_length, text_token_count
 from qlm_load.workload.output_bounds import OUTPUT_BOUNDS
 
 KEYS = {

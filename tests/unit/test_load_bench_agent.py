@@ -14,7 +14,7 @@ from benchmarks.agent.parts import Plan
 from benchmarks.parts import Measured
 from click.testing import CliRunner
 
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from benchmarks.agent.throughput import ratio_of_pairs
 from benchmarks.agent.waiting import WaitSample, tenths
 
 from qlm.internal.v1 import events_pb2
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 WARMED, SWAPPED, COMPLETED = events_pb2.EVENT_KIND_MODEL_WARMED, events_pb2.EVENT_KIND_MODEL_SWAPPED, events_pb2.EVENT_KIND_COMPLETED
 

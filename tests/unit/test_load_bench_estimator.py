@@ -21,8 +21,8 @@ from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
 from benchmarks.estimator.workloads import MODEL, Arrival, arrivals, load_trace, stretched
 from click.testing import CliRunner
 
-from qlm_core.errors import ConfigError
-from qlm_core.instance import InstanceFacts
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_load.workload.azure_shape import input_tokens_at, output_tokens_at
 from qlm_load.workload.trace import TraceRow
 

@@ -18,7 +18,7 @@ from benchmarks.planner.parts import Plan
 from benchmarks.planner.snapshots import GROUP_REQUESTS, snapshots
 from click.testing import CliRunner
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 
 @pytest.fixture

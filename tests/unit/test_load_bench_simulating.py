@@ -25,8 +25,8 @@ from benchmarks.agent.simulating import (
 )
 
 from qlm_agent.config import AgentConfig
-from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot
 
 ROW = HardwareProfile(
     gpu="CPU",

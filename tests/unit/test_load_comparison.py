@@ -16,8 +16,8 @@ from rich.console import Console
 
 from qlm.api.v1.request_pb2 import Request, SamplingParams
 from qlm_agent.config import AgentConfig, machine_settings, served_models
-from qlm_core.model import ModelSpec
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_load.__main__ import main
 from qlm_load.compare import simulations
 from qlm_load.compare.comparison import NAMES, PolicyRun, comparison_rows, print_comparison, print_policies, run_of

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from qlm_core.errors import ConfigError
-from qlm_core.request import SloKind
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.request import SloKind
 from qlm_load.demo.settings import DemoConfig, demo_config_path
 from qlm_load.picture import palette, spans
 from qlm_load.picture.command import picture

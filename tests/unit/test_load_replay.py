@@ -13,7 +13,7 @@ import grpc.aio
 
 from qlm.api.v1 import gateway_pb2, request_pb2
 from qlm.api.v1.gateway_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
-from qlm_core.simulated_model import answer_length, answer_tokens, prompt_digest
+from qlm_core.vocabulary.simulated_model import answer_length, answer_tokens, prompt_digest
 from qlm_load.replay.ledger import Ledger, Report
 from qlm_load.replay.replay import Replay, ReplaySettings, rotated
 from qlm_load.workload.trace import Trace, TraceRow

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.campaign.strikes import SERVER, SPREAD, Action, Strike, Striker, draw_strikes, parse_strikes
 
 NAMES = ("a100-0", "h100-0", "planner-0", "estimator-0", "gateway-0", "gateway-1")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from qlm.values import RequestState, Result, Timing
 from qlm_cli.models import needed_packages
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.__main__ import main
 from qlm_load.demo import vllm_command as demo_vllm_command
 from qlm_load.replay.ledger import Ledger

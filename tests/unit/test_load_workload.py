@@ -11,8 +11,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from qlm_core.errors import ConfigError
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_length, answer_token, prompt_digest
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, answer_length, answer_token, prompt_digest
 from qlm_load.workload import azure_shape
 from qlm_load.workload.output_bounds import OUTPUT_BOUND_MARGIN, OUTPUT_BOUNDS, output_bound
 from qlm_load.workload.trace import Trace, TraceRow

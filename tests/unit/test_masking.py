@@ -11,8 +11,8 @@ import pytest
 import structlog
 
 from qlm_agent.engines.openai.errors import ServerRefused
-from qlm_core.errors import ConfigError, NotFound, QlmError
-from qlm_core.masking import masked
+from qlm_core.vocabulary.errors import ConfigError, NotFound, QlmError
+from qlm_core.vocabulary.masking import masked
 from qlm_process.config import load_config, parse_override
 from qlm_process.logs import configure_logging
 from qlm_process.settings import QueueSettings, Section, TelemetrySettings

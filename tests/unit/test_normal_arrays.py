@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qlm_core.normal_arrays import density, floored
+from qlm_core.statistics.normal_arrays import density, floored
 
 
 def test_shapes_are_kept() -> None:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from predicted_times import GroupTime, group_times, predict_request
-from qlm_core.distribution import Normal
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.prediction_service import service
-from qlm_core.prediction_views import GroupView, QueueView, RunningView
-from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.prediction_service import service
+from qlm_core.prediction.prediction_views import GroupView, QueueView, RunningView
+from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, QueueSeen, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predicted_times import GroupTime, NewcomerTimes, group_times, predict_request
-from qlm_core.distribution import Normal
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.prediction_service import service
-from qlm_core.prediction_views import GroupView, QueueView, probability_late
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
-from qlm_core.queue_reader import NoProfile
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.prediction_service import service
+from qlm_core.prediction.prediction_views import GroupView, QueueView, probability_late
+from qlm_core.prediction.queue_reader import NoProfile
+from qlm_core.profiles.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 
 SHIPPED = shipped_snapshot()
 CATALOGUE = {

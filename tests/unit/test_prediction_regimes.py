@@ -15,10 +15,10 @@ from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
 from benchmarks.estimator.workloads import MODEL, SLO, Arrival, arrivals, stretched
 
 from predicted_times import group_times
-from qlm_core.group import prompt_class, slo_class
-from qlm_core.prediction_views import GroupView, QueueView
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.workload_profile import WorkloadProfile
+from qlm_core.prediction.prediction_views import GroupView, QueueView
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.workload_profile import WorkloadProfile
+from qlm_core.vocabulary.group import prompt_class, slo_class
 from qlm_estimator.lengths.classes import LengthLearner
 from qlm_load.workload.trace import TraceRow
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.distribution import Normal
-from qlm_core.prediction_service import longest_of, service
-from qlm_core.profile import HardwareProfile
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.prediction_service import longest_of, service
+from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.distribution import Normal
 
 ROWS = {row.key: row for row in shipped_snapshot().hardware}
 MISTRAL = ROWS[("A100-80GB", 1, "Mistral-7B")]

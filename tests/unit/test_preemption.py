@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm_agent.decisions.evict import choice_text
-from qlm_core.hardware_profile import OperationSlowdown
-from qlm_core.preemption import (
+from qlm_core.operations.preemption import (
     Contender,
     EvictionMethod,
     Occupant,
@@ -26,7 +25,8 @@ from qlm_core.preemption import (
     make_room,
     offload_pays,
 )
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.hardware_profile import OperationSlowdown
+from qlm_core.profiles.profile import HardwareProfile
 
 RULE = Rule(displacements_max=3, victims_max=10)
 NO_SEAT = Room(seats=0, kv_tokens=10_000)

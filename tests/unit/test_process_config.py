@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.config import BoundsSettings, ModelSettings, QueueSettings, Section, load_config, parse_override
 from qlm_process.settings import ListenAddress
 from qlm_queue.values import Bounds, Durability

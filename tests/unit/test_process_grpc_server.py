@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from qlm.api.v1 import estimator_pb2, gateway_pb2, gateway_pb2_grpc
 from qlm.wire_errors import from_rpc_error
-from qlm_core.errors import ConfigError, InternalError, NotFound, QueueFull
+from qlm_core.vocabulary.errors import ConfigError, InternalError, NotFound, QueueFull
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.settings import GrpcSettings
 

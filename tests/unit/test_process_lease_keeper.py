@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.vocabulary.errors import LeaseLost, Unavailable
 from qlm_process.queue.leases import LeaseKeeper, RoleElection
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import PLANNER_ROLE, Bounds, Lease

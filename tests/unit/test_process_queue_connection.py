@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.connection import open_queue, reach_queue
 from qlm_process.settings import QueueSettings

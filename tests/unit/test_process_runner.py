@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_process.cluster.state import ClusterState, ClusterStateFile, ProcessState
 from qlm_process.runner import run_service
 from qlm_process.temporary_folder import TemporaryFolder

@@ -20,7 +20,7 @@ from opentelemetry.trace import Link, Status, StatusCode, get_current_span, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import Counter
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.logs import configure_logging
 from qlm_process.metrics import Metrics, serve_metrics
 from qlm_process.settings import TelemetrySettings

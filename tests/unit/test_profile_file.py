@@ -11,12 +11,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
-from qlm_core.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, HardwareProfile
-from qlm_core.importable_profiles import ROWS_MAX, importable
-from qlm_core.length_model import LengthModel, LengthScore
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.profiles.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, HardwareProfile
+from qlm_core.profiles.importable_profiles import ROWS_MAX, importable
+from qlm_core.profiles.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.length_model import LengthModel, LengthScore
 from qlm_process.profile_file import dump_profiles, parse_profiles
 
 SHIPPED = shipped_snapshot()

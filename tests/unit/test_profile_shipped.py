@@ -7,8 +7,8 @@ from importlib.resources import files
 import pytest
 import yaml
 
-from qlm_core.profile import HardwareProfile
-from qlm_core.shipped_profiles import parse_hardware_profiles, shipped_snapshot
+from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.profiles.shipped_profiles import parse_hardware_profiles, shipped_snapshot
 
 ROWS = {
     # weights GB, KV bytes and capacity, decode a b c, prefill base, per token and per squared token, loads from disk and host, KV swap,

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm.api.v1 import estimator_pb2
-from qlm_core.hardware_prior import hardware_prior
-from qlm_core.hardware_profile import FIGURE_MAX
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelFacts, ModelSpec
-from qlm_core.profile import PRIOR_SAMPLES, WORKLOAD_PRIOR, HardwareProfile, ProfileSnapshot, WorkloadProfile
-from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_core.workload_profile import WIDER_SAMPLES
+from qlm_core.profiles.hardware_prior import hardware_prior
+from qlm_core.profiles.hardware_profile import FIGURE_MAX
+from qlm_core.profiles.profile import PRIOR_SAMPLES, WORKLOAD_PRIOR, HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.workload_profile import WIDER_SAMPLES
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelFacts, ModelSpec
 from qlm_process.wire import profile as profile_wire
 
 SHIPPED = shipped_snapshot()

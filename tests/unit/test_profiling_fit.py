@@ -11,9 +11,9 @@ import pytest
 from qlm_agent.profiling.fitting import Figure, fit
 from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, Prefill
 from qlm_agent.profiling.rows import profiled, table_text
-from qlm_core.hardware_prior import hardware_prior, model_facts
-from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
-from qlm_core.shipped_profiles import parse_hardware_profiles, shipped_snapshot
+from qlm_core.profiles.hardware_prior import hardware_prior, model_facts
+from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.profiles.shipped_profiles import parse_hardware_profiles, shipped_snapshot
 
 ROW = next(row for row in shipped_snapshot().hardware if (row.gpu, row.model) == ("A100-80GB", "Mistral-7B"))
 SIZES = [(1, 50), (4, 200), (16, 800), (64, 3_200), (256, 12_800), (4, 12_000), (16, 24_000), (16, 48_000)]

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from chat_templates import CONTROLS, PLAIN_ADDED, TEMPLATES, TOKENIZERS, write_model
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import ConfigError, InvalidRequest
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import ConfigError, InvalidRequest
 from qlm_process.text.chat_template import ChatTemplate
 from qlm_process.text.prompt_encoding import PromptEncoder
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from chat_templates import CONTROLS, PLAIN_ADDED, TEMPLATES, TOKENIZERS, write_model
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import InvalidRequest
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import InvalidRequest
 from qlm_process.text.prompt_encoding import PromptEncoder
 
 transformers = pytest.importorskip("transformers") if "CI" not in os.environ else __import__("transformers")

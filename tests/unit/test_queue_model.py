@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predicted_times import GroupTime, group_times
-from qlm_core.batch_mix import BatchMix, batch_mix, mixed
-from qlm_core.distribution import Normal
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.normal_arrays import Floats
-from qlm_core.prediction_service import EngineColumns, ServiceColumns, services
-from qlm_core.prediction_views import GroupView, QueueView, RunningView
-from qlm_core.profile import WorkloadProfile
-from qlm_core.queue_reader import QueueReader
-from qlm_core.queue_times import queue_times
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.batch_mix import BatchMix, batch_mix, mixed
+from qlm_core.prediction.prediction_service import EngineColumns, ServiceColumns, services
+from qlm_core.prediction.prediction_views import GroupView, QueueView, RunningView
+from qlm_core.prediction.queue_reader import QueueReader
+from qlm_core.prediction.queue_times import queue_times
+from qlm_core.profiles.profile import WorkloadProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.distribution import Normal
+from qlm_core.statistics.normal_arrays import Floats
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 
 SHIPPED = shipped_snapshot()
 CATALOGUE = {

@@ -14,15 +14,15 @@ from qlm_agent.decisions.runs import Run, RunPhase, RunTable
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.delivery.requests import read_pulled
 from qlm_agent.shell.running_report import running_report
-from qlm_core.distribution import Normal
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
-from qlm_core.preemption import Urgency
-from qlm_core.reported_runs import GroupRuns, ReportedRuns
-from qlm_core.request import RequestKey
-from qlm_core.running_request import output_left, predict_running
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.operations.preemption import Urgency
+from qlm_core.prediction.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.prediction.reported_runs import GroupRuns, ReportedRuns
+from qlm_core.prediction.running_request import output_left, predict_running
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import RequestKey
 from qlm_process.wire import instance as instance_wire
 from qlm_process.wire.running import RUNS_MAX, from_body, to_body
 from qlm_queue.values import Pulled

@@ -9,10 +9,10 @@ import pytest
 from benchmarks.agent.serving_load import OUTPUT_TOKENS, PER_SEAT, PROMPT_TOKENS, RUNS_LEAST
 
 from qlm_agent.config import AgentSettings
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.request import Slo, SloKind
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_process.wire import profile as profile_wire
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
 from qlm_sim.cluster import Cluster

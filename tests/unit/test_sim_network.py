@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from qlm_core.errors import QlmError, Unavailable
+from qlm_core.vocabulary.errors import QlmError, Unavailable
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Bounds
 from qlm_sim.world.chance import Chance

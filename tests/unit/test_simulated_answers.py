@@ -8,10 +8,10 @@ import pytest
 
 from qlm_agent.engines.port import EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from qlm_agent.engines.simulated.answers import answer_to
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import InvalidRequest
-from qlm_core.model import ModelSpec
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_length, answer_tokens, prompt_digest, text_token_ids
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import InvalidRequest
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, answer_length, answer_tokens, prompt_digest, text_token_ids
 
 SPEC = ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=1000, vocabulary_size=32_000)
 

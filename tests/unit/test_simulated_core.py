@@ -15,9 +15,9 @@ from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, Sim
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
 from qlm_agent.engines.simulated.timing import InstanceNoise
 from qlm_agent.engines.simulated.transfers import OperationEnded
-from qlm_core.model import ModelSpec
-from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
 
 PROFILE = next(row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model) == ("A100-80GB", 1, "Mistral-7B"))
 MODELS = ("a", "b")

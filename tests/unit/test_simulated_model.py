@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.simulated_model import (
+from qlm_core.vocabulary.simulated_model import (
     ANSWER_TOKENS_MAX,
     LENGTH_TOKEN_BASE,
     answer_length,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from qlm_agent.engines.simulated.timing import BIAS_MAX, InstanceNoise, StepTiming
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 
 PROFILE = next(row for row in shipped_snapshot().hardware if (row.gpu, row.model) == ("A100-80GB", "Mistral-7B"))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qlm.api.v1.request_pb2 import SloKind as Wire
-from qlm_core.request import SloKind
-from qlm_core.slo_rules import SLO_KINDS
+from qlm_core.vocabulary.request import SloKind
+from qlm_core.vocabulary.slo_rules import SLO_KINDS
 from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 

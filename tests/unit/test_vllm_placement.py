@@ -19,7 +19,7 @@ from qlm_agent.engines.vllm.plans import VllmModel
 from qlm_agent.engines.vllm.process.child import Child
 from qlm_agent.engines.vllm.process.template import Template
 from qlm_agent.engines.vllm.settings import VllmSettings
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from sleeping_gpu import CONFIG, Gpu, ThreadTemplate, model_folder
 from sleeping_gpu import KV_BYTES as KV
 from sleeping_gpu import WEIGHTS_BYTES as WEIGHTS

@@ -17,7 +17,7 @@ from qlm_agent.engines.vllm.runner.llm_engine import engine_arguments
 from qlm_agent.engines.vllm.runner.runs import kv_limit_tokens
 from qlm_agent.engines.vllm.runner.sampling import sampling_document, vllm_arguments
 from qlm_agent.engines.vllm.settings import VllmSettings
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
 TOKEN_BYTES = 2 * 4 * 4 * 2 * 32

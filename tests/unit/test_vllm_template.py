@@ -16,7 +16,7 @@ import pytest
 
 from qlm_agent.engines.vllm.process import template
 from qlm_agent.engines.vllm.process.template import Template, TemplateProcess
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 MADE_UP = {
     "torch.py": "__version__ = '2.0'",

@@ -8,7 +8,7 @@ import pytest
 
 from qlm.api.v1.errors_pb2 import ErrorReason
 from qlm.wire_errors import DETAIL_BYTES_MAX, MESSAGE_BYTES_MAX, STATUS_TRAILER, cut, error_class, from_rpc_error, status_code, to_status
-from qlm_core.errors import (
+from qlm_core.vocabulary.errors import (
     CallDeadlineExceeded,
     InternalError,
     InvalidRequest,

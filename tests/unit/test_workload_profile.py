@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm.api.v1 import estimator_pb2
-from qlm_core.group import predicted_tokens_of
-from qlm_core.length_curve import BINS
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.workload_profile import PREDICTED_SPREAD, WORKLOAD_PRIOR, WorkloadProfile, wider_keys
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.workload_profile import PREDICTED_SPREAD, WORKLOAD_PRIOR, WorkloadProfile, wider_keys
+from qlm_core.statistics.length_curve import BINS
+from qlm_core.vocabulary.group import predicted_tokens_of
 from qlm_process.wire import profile as profile_wire
 
 

@@ -19,7 +19,7 @@ from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.plans import VllmModel, environment
 from qlm_agent.engines.vllm.process.template import Template
 from qlm_agent.engines.vllm.settings import VllmSettings
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from running_cluster import gone, wait_until
 from vllm_nursery import QuickTemplate
 

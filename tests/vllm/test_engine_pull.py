@@ -15,7 +15,7 @@ from qlm_agent.config import AgentConfig
 from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.shell.process import AgentProcess
 from qlm_agent.telemetry.metrics import AgentMetrics
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, Acceptance, GroupPlacement, RequestPlacement, StepStatus, TerminalRecord

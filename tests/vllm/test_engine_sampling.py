@@ -25,7 +25,7 @@ from qlm_agent.engines.port import (
 from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.plans import VllmModel
 from qlm_agent.engines.vllm.settings import VllmSettings
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 from vllm_nursery import QuickTemplate
 
 

@@ -14,7 +14,7 @@ from benchmarks.gpu.decoder import SHAPES, Decoder
 from benchmarks.gpu.stopwatch import fit_line
 from benchmarks.gpu.torch_timing import time_model
 
-from qlm_core.hardware_prior import model_facts
+from qlm_core.profiles.hardware_prior import model_facts
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.sh"
 TIMEOUT_S = 540.0

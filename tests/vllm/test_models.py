@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from qlm_cli.models.found_model import read_model
 from qlm_cli.root import root
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 from qlm_gateway.text.model_text import open_text
 
 

@@ -21,8 +21,8 @@ from qlm_agent.engines.port import (
     Tier,
     TokenPrompt,
 )
-from qlm_core.chat import ChatPrompt
-from qlm_core.model import ModelSpec
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.model import ModelSpec
 from running_vllm_server import CONTEXT_TOKENS, KV_TOKENS, MODEL, RunningVllmServer, shared_vllm_server
 from tiny_models import tiny_model
 

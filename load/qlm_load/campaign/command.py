@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from qlm_cli.console import plain_console
-from qlm_core.errors import ConfigError, QlmError
+from qlm_core.vocabulary.errors import ConfigError, QlmError
 from qlm_load.campaign.campaign import OVERRIDES, Assault, print_campaign, run_campaign
 from qlm_load.campaign.strikes import parse_strikes
 from qlm_load.demo.settings import DemoConfig, demo_config_path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.compare.comparison import POLICY_METAVAR, check_policy
 from qlm_load.workload.options import Choice, workload_options
 

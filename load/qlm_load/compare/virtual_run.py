@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qlm_core.request import RequestState, Slo, SloKind
+from qlm_core.vocabulary.request import RequestState, Slo, SloKind
 from qlm_load.compare.comparison import PolicyRun
 from qlm_load.replay.ledger import quantile
 from qlm_load.workload.workload import Workload

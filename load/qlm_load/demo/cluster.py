@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_process.cluster.state import ClusterState, ClusterStateFile
 
 POLL_S = 0.1

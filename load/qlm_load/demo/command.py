@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from qlm_cli.console import plain_console
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 from qlm_load.campaign.chaos import Role
 from qlm_load.compare.comparison import CAPTION, NOTE, PolicyRun, live_run, print_comparison
 from qlm_load.compare.simulations import FailedRun, simulated_runs

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 import qlm
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_load.campaign.chaos import Chaos, plan_kills
 from qlm_load.compare.comparison import PolicyRun, comparison_rows
 from qlm_load.counters import CounterSums

@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from qlm_cli.console import plain_console
-from qlm_core.errors import ConfigError, QlmError
+from qlm_core.vocabulary.errors import ConfigError, QlmError
 from qlm_load.compare.comparison import LIVE_CAPTION, PolicyRun, live_run, print_comparison
 from qlm_load.demo.demo import DemoOutcome, draw_outcome, print_outcome, run_demo, write_summary
 from qlm_load.demo.settings import DemoConfig

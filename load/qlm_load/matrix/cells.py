@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.request import Slo, SloKind
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.hardware_profile import HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_load.demo.settings import DemoConfig, demo_config_path
 from qlm_load.matrix.lengths import AZURE, KINDS, mean_tokens
 from qlm_load.workload.workload import SLO_CLASSES, classes_of

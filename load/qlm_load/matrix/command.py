@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qlm_cli.console import plain_console
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.compare.comparison import check_policy
 from qlm_load.progress import Progress
 from qlm_process.config import parse_override

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import yaml
 from scipy.special import gammaincinv, log1p
 
-from qlm_core.overload import Overload
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.overload import Overload
+from qlm_core.vocabulary.request import RequestState
 from qlm_load.matrix.cells import Cell, Traffic
 from qlm_load.matrix.lengths import Tokens, token_counts
 from qlm_load.workload import azure_shape

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.picture.recording import Recording, load
 
 PNG, PAGE, RECORDING = "queues.png", "queues.html", "recording.json"

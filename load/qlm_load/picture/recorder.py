@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-from qlm_core.group import slo_class
-from qlm_core.request import Slo, SloKind
+from qlm_core.vocabulary.group import slo_class
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_load.campaign.chaos import Kill
 from qlm_load.demo.cluster import serving_pids
 from qlm_load.picture.recording import FRAMES_MAX, ClusterFrame, EndMark, InstanceFrame, KillMark, QueuedPart, Recording

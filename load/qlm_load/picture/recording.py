@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 FORMAT = 1
 FRAMES_MAX = 20_000

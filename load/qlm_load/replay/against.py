@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 import qlm
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.replay.ledger import Ledger, Report
 from qlm_load.replay.progress_bar import show_progress
 from qlm_load.replay.replay import Replay, ReplaySettings

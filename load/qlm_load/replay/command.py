@@ -11,7 +11,7 @@ import click
 
 from qlm_cli.console import plain_console
 from qlm_cli.options import address_option, tenant_option
-from qlm_core.errors import ConfigError, QlmError
+from qlm_core.vocabulary.errors import ConfigError, QlmError
 from qlm_load.interruptible import run_interruptible
 from qlm_load.replay.against import run_replay, served_models
 from qlm_load.replay.replay import ReplaySettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.compare.comparison import POLICY_METAVAR, PolicyRun, check_policy
 from qlm_load.tune.tuning import Settings, tune
 from qlm_load.workload.options import Choice, workload_options

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.demo.settings import DemoConfig, demo_config_path
 from qlm_load.workload.trace import read_trace
 from qlm_load.workload.workload import REQUESTS_MAX, Workload, generate_rows, make_workload

@@ -12,7 +12,7 @@ from importlib.resources import files
 import numpy as np
 import yaml
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.workload.workload import REQUESTS_MAX, ModelShare, SloClass, Workload, WorkloadRequest, classes_of, pick
 
 CHAT_CLASSES: tuple[SloClass, ...] = (

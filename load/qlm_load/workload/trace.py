@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 ROWS_MAX = 1_000_000
 """Most rows that are read."""

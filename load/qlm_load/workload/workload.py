@@ -18,8 +18,8 @@ import numpy as np
 from scipy.special import gammaincinv
 
 from qlm.messages import Prompt
-from qlm_core.errors import ConfigError
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
 from qlm_load.workload import azure_shape
 from qlm_load.workload.output_bounds import output_bound
 from qlm_load.workload.trace import Trace, TraceRow

@@ -19,13 +19,13 @@ from qlm_agent.engines.simulated.core import SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
 from qlm_agent.engines.vllm.folder import ModelFolder
 from qlm_agent.engines.vllm.settings import VllmSettings
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import why_none
-from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.slo_rules import PRIORITY_MAX
+from qlm_core.profiles.hardware_prior import why_none
+from qlm_core.profiles.hardware_profile import HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.slo_rules import PRIORITY_MAX
 from qlm_process.settings import (
     Count,
     GrpcSettings,

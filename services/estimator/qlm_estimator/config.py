@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from qlm_core.model import ModelSpec
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.machine import Learning
 from qlm_process.config import GrpcSettings, ModelSettings, QueueSettings, Section, TelemetrySettings
 from qlm_process.settings import Count, ListenAddress, Seconds, SecuritySettings

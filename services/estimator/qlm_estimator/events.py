@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from qlm_core.instance import InstanceFacts
-from qlm_core.length_model import LengthGuess
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.statistics.length_model import LengthGuess
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_estimator.predictions import Judged, Predicted
 
 EntryId = tuple[int, int]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import events_pb2
-from qlm_core.length_model import LengthGuess
+from qlm_core.statistics.length_model import LengthGuess
 from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
 from qlm_estimator.outcomes.report import Ended, Outcomes
 from qlm_estimator.outcomes.wire import take

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
-from qlm_core.calibration import CalibrationTable
-from qlm_core.hardware_prior import why_none
-from qlm_core.hardware_profile import HardwareKey, HardwareProfile
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.calibration import CalibrationTable
+from qlm_core.profiles.hardware_prior import why_none
+from qlm_core.profiles.hardware_profile import HardwareKey, HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.calibration.feedback import Feedback
 from qlm_estimator.events import (
     Effect,

@@ -7,8 +7,8 @@ from dataclasses import fields
 
 from prometheus_client import Counter, Gauge
 
-from qlm_core.hardware_profile import TIMED_OPERATIONS, OperationSlowdown
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.hardware_profile import TIMED_OPERATIONS, OperationSlowdown
+from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_estimator.machine import Counts
 from qlm_estimator.outcomes.report import CalibrationRow, Ended
 from qlm_process.metrics import Metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlm_core.distribution import Normal, normal_quantile
+from qlm_core.statistics.distribution import Normal, normal_quantile
 
 OUTSTANDING_MAX = 10_000
 """Predictions whose requests have not ended that are kept; beyond it new ones are left out, since the longest waits would otherwise never

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from qlm.api.v1.estimator_pb2_grpc import add_EstimatorServicer_to_server
-from qlm_core.errors import ConfigError, Unavailable
-from qlm_core.hardware_prior import model_facts
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.hardware_prior import model_facts
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.service import EstimatorService

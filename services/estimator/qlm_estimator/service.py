@@ -8,10 +8,10 @@ import grpc.aio
 import structlog
 
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
-from qlm_core.errors import PreconditionFailed, invalid_field
-from qlm_core.importable_profiles import ROWS_MAX, importable
-from qlm_core.length_model import WEIGHTS_MAX
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.importable_profiles import ROWS_MAX, importable
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.statistics.length_model import WEIGHTS_MAX
+from qlm_core.vocabulary.errors import PreconditionFailed, invalid_field
 from qlm_estimator.outcomes.report import WINDOW_MAX_S
 from qlm_estimator.outcomes.wire import to_proto as outcomes_message
 from qlm_estimator.shell import EstimatorShell

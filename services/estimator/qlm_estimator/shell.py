@@ -9,9 +9,9 @@ from typing import assert_never
 
 import structlog
 
-from qlm_core.errors import LeaseLost, PreconditionFailed, Unavailable
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.errors import LeaseLost, PreconditionFailed, Unavailable
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.events import (
     EntryRead,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qlm_core.errors import ConfigError
-from qlm_core.overload import Overload
-from qlm_core.request import Slo, SloKind
-from qlm_core.slo_rules import SECONDS_MIN, SLO_S_MAX
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.overload import Overload
+from qlm_core.vocabulary.request import Slo, SloKind
+from qlm_core.vocabulary.slo_rules import SECONDS_MIN, SLO_S_MAX
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.rules import AdmissionLimits
 from qlm_gateway.batches.settings import BatchSettings

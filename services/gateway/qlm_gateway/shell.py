@@ -14,9 +14,9 @@ import structlog
 from opentelemetry.trace import TracerProvider
 
 from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
-from qlm_core.errors import Unavailable
-from qlm_core.overload import Overload
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import Unavailable
+from qlm_core.vocabulary.overload import Overload
 from qlm_gateway.admission.entry import Entry
 from qlm_gateway.batches.driver import BatchDriver
 from qlm_gateway.batches.folder import BatchFolder

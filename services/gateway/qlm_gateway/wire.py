@@ -11,10 +11,10 @@ from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import Admission, Logprobs, Request, RequestState, Result, TokenPrompt, TraceContext
 from qlm.internal.v1.frames_pb2 import Frame
-from qlm_core.length_model import LengthGuess
-from qlm_core.request import RequestState as State
-from qlm_core.request import Slo, SloKind
-from qlm_core.slo_rules import SLO_KINDS
+from qlm_core.statistics.length_model import LengthGuess
+from qlm_core.vocabulary.request import RequestState as State
+from qlm_core.vocabulary.request import Slo, SloKind
+from qlm_core.vocabulary.slo_rules import SLO_KINDS
 from qlm_gateway.admission.drafts import RequestDraft, SamplingDraft, SloDraft
 from qlm_gateway.admission.rules import Admitted
 from qlm_gateway.streams.events import FrameFacts

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator
 
-from qlm_core.model import ModelSpec
-from qlm_core.overload import Overload
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.overload import Overload
 from qlm_planner.board.tenants import Tenant, Tenants
 from qlm_planner.policies.selection import order_of
 from qlm_planner.policy import Policy

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
-from qlm_core.overload import Overload
+from qlm_core.vocabulary.overload import Overload
 from qlm_planner.board.tenants import Tenants
 from qlm_planner.search.problem import Weights
 

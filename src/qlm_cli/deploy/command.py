@@ -18,7 +18,7 @@ from qlm_cli.console import plain_console
 from qlm_cli.deploy.files import server_command, write_agent
 from qlm_cli.json_text import json_text
 from qlm_cli.serve.gpus import SMI_TIMEOUT_S, profile_name
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_deploy.deployers import DEPLOYERS
 from qlm_deploy.map_profile import profile_of_map
 from qlm_deploy.plan import STRESS_TRIAL_S, Plan, plan_deployment

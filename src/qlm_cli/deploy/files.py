@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.hardware_profile import HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_deploy.plan import Plan
 from qlm_process.profile_file import dump_profiles
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from qlm_cli.models.model_folder import CHAT_TEMPLATE_FILE, CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_SUFFIX
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 HEAD_BYTES_MAX = 64 << 20
 

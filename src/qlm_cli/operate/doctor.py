@@ -12,7 +12,7 @@ import redis.asyncio as redis
 
 from qlm_cli.options import config_option, default_config_path, set_option
 from qlm_cli.up.config import UpConfig
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.cluster.state import ClusterStateFile
 from qlm_process.config import load_config
 from qlm_process.queue.connection import open_queue

@@ -14,7 +14,7 @@ from qlm_cli.console import plain_console
 from qlm_cli.json_text import json_text
 from qlm_cli.operate.status import due, request_table
 from qlm_cli.options import address_option, credentials, tenant_option
-from qlm_core.errors import NotFound
+from qlm_core.vocabulary.errors import NotFound
 
 PAGE = 500
 LIMIT_MAX = 10_000

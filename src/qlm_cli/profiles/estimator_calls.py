@@ -13,7 +13,7 @@ from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
 from qlm.api.v1.gateway_pb2_grpc import GatewayStub
 from qlm.wire_errors import from_rpc_error
 from qlm_cli.options import credentials
-from qlm_core.errors import QlmError, Unavailable
+from qlm_core.vocabulary.errors import QlmError, Unavailable
 
 CALL_TIMEOUT_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20

@@ -16,9 +16,9 @@ from qlm.api.v1 import estimator_pb2
 from qlm_cli.console import plain_console
 from qlm_cli.options import address_option
 from qlm_cli.profiles.estimator_calls import asked, estimator_option
-from qlm_core.errors import InvalidRequest
-from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.errors import InvalidRequest
 from qlm_process.profile_file import dump_profiles, parse_profiles
 from qlm_process.wire import profile as profile_wire
 

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from qlm_cli.console import plain_console
 from qlm_cli.options import config_option, default_config_path, set_option
-from qlm_core.errors import QlmError
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import QlmError
 from qlm_process.config import load_config
 from qlm_process.logs import configure_logging
 from qlm_process.runner import EXIT_FAILED, run_service

@@ -23,7 +23,7 @@ from qlm_cli.serve.machine import local_model, this_host
 from qlm_cli.up.cluster import Cluster
 from qlm_cli.up.command import ClusterRun, locked
 from qlm_cli.up.config import UpConfig
-from qlm_core.errors import ConfigError, QlmError
+from qlm_core.vocabulary.errors import ConfigError, QlmError
 from qlm_process.config import load_config
 from qlm_process.logs import configure_logging
 from qlm_process.runner import run_service

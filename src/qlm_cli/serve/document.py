@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from qlm_cli.serve.discovery import FoundModel, FoundServer
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import gpu_facts, hardware_prior, model_facts
-from qlm_core.model import ModelFacts
+from qlm_core.profiles.hardware_prior import gpu_facts, hardware_prior, model_facts
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.model import ModelFacts
 
 CONTEXT_TOKENS = 8_192
 """Context of a model whose server reports none."""

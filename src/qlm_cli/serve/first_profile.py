@@ -18,10 +18,10 @@ from qlm_agent.profiling.session import profile_engine
 from qlm_cli.profiles.estimator_calls import asked
 from qlm_cli.up.cluster import Cluster
 from qlm_cli.up.config import UpConfig
-from qlm_core.errors import QlmError
-from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareKey
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED, HardwareKey
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import QlmError
 from qlm_process.config import load_config
 from qlm_process.wire import profile as profile_wire
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from qlm_cli.serve.document import BATCH_MAX, GPUS_MAX, Document, gateways
 from qlm_cli.serve.gpus import CPU
-from qlm_core.errors import ConfigError
-from qlm_core.hardware_prior import gpu_facts, hardware_prior, why_none
-from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.model import ModelFacts
+from qlm_core.profiles.hardware_prior import gpu_facts, hardware_prior, why_none
+from qlm_core.profiles.hardware_profile import HardwareProfile
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.model import ModelFacts
 
 CONTEXT_LEAST = 4_096
 """Tokens of context for which a model gets more GPUs; with fewer it serves what fits."""

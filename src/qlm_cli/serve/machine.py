@@ -10,7 +10,7 @@ from qlm_agent.engines.port import ModelLoadFailed
 from qlm_agent.engines.vllm.folder import ModelFolder
 from qlm_cli.serve.gpus import CPU, nvidia_smi, profile_name
 from qlm_cli.serve.local import Host, LocalModel
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 
 def local_model(folder: Path) -> LocalModel:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qlm_cli.top.calibration import calibration_table
-from qlm_core.request import SloKind
+from qlm_core.vocabulary.request import SloKind
 from qlm_process.cluster.view import AgentView, ClassView, ClusterView, GroupView, InstanceView, OutcomesView, PartView
 
 GROUPS_SHOWN_MAX = 6

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from qlm_cli.up.config import ProcessSpec, UpSection
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_process.cluster.state import ProcessState
 from qlm_process.die_with_parent import launcher
 from qlm_process.runner import EXIT_CONFIG

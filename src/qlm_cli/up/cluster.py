@@ -16,7 +16,7 @@ from qlm.credentials import Credentials
 from qlm_cli.up.child import Child, Phase
 from qlm_cli.up.config import UpConfig, process_specs
 from qlm_cli.up.server import SupervisedServer
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.cluster.state import ClusterState, ClusterStateFile
 
 HEALTH_TIMEOUT_S = 2.0

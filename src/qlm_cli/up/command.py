@@ -18,7 +18,7 @@ from qlm_cli.console import plain_console
 from qlm_cli.options import config_option, default_config_path, set_option
 from qlm_cli.up.cluster import Cluster
 from qlm_cli.up.config import UpConfig
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_process.cluster.state import ClusterState
 from qlm_process.config import load_config
 from qlm_process.logs import configure_logging

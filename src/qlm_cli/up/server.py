@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from qlm_cli.up.config import UpSection
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.cluster.state import ProcessState
 from qlm_process.die_with_parent import launcher
 from qlm_process.settings import QueueSettings

@@ -22,7 +22,7 @@ from qlm.api.v1.gateway_pb2_grpc import GatewayStub
 from qlm.api.v1.planner_pb2_grpc import PlannerStub
 from qlm.credentials import Credentials, credentials_of
 from qlm.wire_errors import from_rpc_error
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 from qlm_process.cluster.view import (
     UNASSIGNED,
     AgentView,

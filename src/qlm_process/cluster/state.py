@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 STATE_FILE = "up.json"
 

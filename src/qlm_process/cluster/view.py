@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qlm.api.v1 import agent_pb2, estimator_pb2, gateway_pb2, planner_pb2
-from qlm_core.request import SloKind
-from qlm_core.slo_rules import SLO_KINDS
+from qlm_core.vocabulary.request import SloKind
+from qlm_core.vocabulary.slo_rules import SLO_KINDS
 
 UNASSIGNED = "unassigned"
 """The virtual queue of groups that no instance can serve now."""

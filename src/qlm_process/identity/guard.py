@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from qlm_core.errors import PermissionDenied, QlmError
+from qlm_core.vocabulary.errors import PermissionDenied, QlmError
 from qlm_process.errors_interceptor import end_call
 from qlm_process.identity.key_ring import KeyRing
 from qlm_process.identity.keys import Role, bearer_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.identity.keys import Key
 from qlm_process.settings import Section
 

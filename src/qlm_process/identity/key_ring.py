@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.identity.key_file import read_keys
 from qlm_process.identity.keys import Key, split_key, unknown_key
 from qlm_process.settings import SecuritySettings

@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from qlm_core.errors import Unauthenticated
-from qlm_core.name_rules import TENANT_BYTES_MAX
-from qlm_core.slo_rules import PRIORITY_MAX, SLO_S_MAX
+from qlm_core.vocabulary.errors import Unauthenticated
+from qlm_core.vocabulary.name_rules import TENANT_BYTES_MAX
+from qlm_core.vocabulary.slo_rules import PRIORITY_MAX, SLO_S_MAX
 from qlm_process.settings import Section
 
 AUTHORIZATION = "authorization"

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 
 MEASURE_EVERY_S = 5.0
 

@@ -7,7 +7,7 @@ import contextlib
 
 import structlog
 
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_process.queue.clock import ServerClock
 from qlm_process.settings import QueueSettings
 from qlm_queue.port import Queue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from qlm_core.instance import InstanceFacts
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_process.wire.instance import from_body
 from qlm_queue.overview import Overview
 

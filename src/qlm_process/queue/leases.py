@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.vocabulary.errors import LeaseLost, Unavailable
 from qlm_queue.port import Queue
 from qlm_queue.values import Lease
 

@@ -14,8 +14,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import ConfigError, invalid_field
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import ConfigError, invalid_field
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """The names that transformers knows, of models with several templates."""

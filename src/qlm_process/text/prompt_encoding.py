@@ -21,8 +21,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.text.chat_template import DEFAULT, ChatTemplate
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from qlm.api.v1.request_pb2 import Request
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import invalid_field
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import invalid_field
 
 
 def chat_from_proto(request: Request) -> ChatPrompt:

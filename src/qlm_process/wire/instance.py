@@ -7,7 +7,7 @@ import math
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import instance_pb2
-from qlm_core.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
+from qlm_core.vocabulary.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
 
 
 def to_proto(facts: InstanceFacts) -> instance_pb2.Instance:

@@ -1,9 +1,9 @@
-"""Length guesses and the length model between the wire (request.proto, estimator.proto) and `qlm_core.length_model`."""
+"""Length guesses and the length model between the wire (request.proto, estimator.proto) and `qlm_core.statistics.length_model`."""
 
 from __future__ import annotations
 
 from qlm.api.v1 import estimator_pb2, request_pb2
-from qlm_core.length_model import LengthGuess, LengthModel, LengthScore
+from qlm_core.statistics.length_model import LengthGuess, LengthModel, LengthScore
 
 
 def guess_to_proto(guess: LengthGuess) -> request_pb2.LengthGuess:

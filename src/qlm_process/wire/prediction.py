@@ -1,12 +1,12 @@
-"""Predictions on the wire (prediction.proto): quantiles of the distributions of `qlm_core.prediction_service`."""
+"""Predictions on the wire (prediction.proto): quantiles of the distributions of `qlm_core.prediction.prediction_service`."""
 
 from __future__ import annotations
 
 import math
 
 from qlm.api.v1 import prediction_pb2
-from qlm_core.prediction_views import RequestPrediction, probability_late
-from qlm_core.request import Slo, SloKind
+from qlm_core.prediction.prediction_views import RequestPrediction, probability_late
+from qlm_core.vocabulary.request import Slo, SloKind
 
 
 def to_proto(prediction: RequestPrediction, slo: Slo | None = None, elapsed_s: float = 0.0) -> prediction_pb2.Prediction:

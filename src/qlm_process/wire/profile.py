@@ -1,4 +1,4 @@
-"""Profile snapshots between the wire (estimator.proto) and `qlm_core.profile`. Both sides name their fields alike."""
+"""Profile snapshots between the wire (estimator.proto) and `qlm_core.profiles.profile`. Both sides name their fields alike."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from qlm.api.v1 import estimator_pb2
-from qlm_core.calibration import PRIOR_SCORES, CalibratedTime, CalibrationProfile, CalibrationTable
-from qlm_core.hardware_profile import AS_PROFILED, TIMED_OPERATIONS, OperationSlowdown
-from qlm_core.length_model import NO_LENGTH_MODEL
-from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.calibration import PRIOR_SCORES, CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.profiles.hardware_profile import AS_PROFILED, TIMED_OPERATIONS, OperationSlowdown
+from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.statistics.length_model import NO_LENGTH_MODEL
 from qlm_process.wire import lengths as length_wire
 
 _HARDWARE = tuple(field.name for field in fields(HardwareProfile) if field.name not in TIMED_OPERATIONS)

@@ -7,8 +7,8 @@ import math
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import instance_pb2
-from qlm_core.instance import InstanceFacts
-from qlm_core.reported_runs import GroupRuns, ReportedRuns
+from qlm_core.prediction.reported_runs import GroupRuns, ReportedRuns
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_process.wire.instance import to_proto
 
 RUNS_MAX = 1024

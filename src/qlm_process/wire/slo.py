@@ -1,11 +1,11 @@
-"""Kinds of SLOs from decisions to the wire; `qlm_core.slo_rules` has the way back."""
+"""Kinds of SLOs from decisions to the wire; `qlm_core.vocabulary.slo_rules` has the way back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from qlm.api.v1 import request_pb2
-from qlm_core.request import Slo, SloKind
+from qlm_core.vocabulary.request import Slo, SloKind
 
 SLO_KIND_NUMBERS: Mapping[SloKind, request_pb2.SloKind.ValueType] = {
     SloKind.COMPLETION: request_pb2.SLO_KIND_COMPLETION,

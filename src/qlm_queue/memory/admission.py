@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from qlm.api.v1.request_pb2 import Request
 from qlm.internal.v1.events_pb2 import EventKind
-from qlm_core.errors import NotFound, OffsetOutOfRange, RequestIdConflict
-from qlm_core.instance import instance_of
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import NotFound, OffsetOutOfRange, RequestIdConflict
+from qlm_core.vocabulary.instance import instance_of
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.bounds import RECORD_BYTES, bytes_full, requests_full, with_name
 from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.memory.state import MemoryState, StoredRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlm_core.errors import LeaseLost
-from qlm_core.instance import instance_of
+from qlm_core.vocabulary.errors import LeaseLost
+from qlm_core.vocabulary.instance import instance_of
 from qlm_queue.memory.state import MemoryState, StoredInstance, StoredLease, StoredQueue
 from qlm_queue.values import Lease
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from qlm_core.instance import UNASSIGNED
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.memory.serving import return_failed
 from qlm_queue.memory.state import MemoryState, StoredGroup, StoredQueue
 from qlm_queue.memory.step import Step

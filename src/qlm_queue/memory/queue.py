@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from qlm_core.errors import Unavailable
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import Unavailable
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.damage import Damage, log_damage
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry

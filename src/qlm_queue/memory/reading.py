@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import islice
 
 from qlm.api.v1.request_pb2 import Request
-from qlm_core.pauses import Pause
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.pauses import Pause
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.dump import GroupDump, InstanceDump, QueueDump, RequestDump, TerminalDump, VirtualQueueDump
 from qlm_queue.memory.admission import not_found
 from qlm_queue.memory.state import MemoryState, StoredGroup, StoredRequest, StreamId, parse_id

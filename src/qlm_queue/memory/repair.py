@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from qlm.internal.v1.events_pb2 import EventKind
-from qlm_core.instance import UNASSIGNED
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.damage import DAMAGED_RESULT, Damage
 from qlm_queue.memory.state import MemoryState, StoredGroup, StoredQueue, StoredRequest
 from qlm_queue.memory.step import Step

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvent
 from qlm.internal.v1.frames_pb2 import Frame
-from qlm_core.errors import LeaseLost
-from qlm_core.instance import UNASSIGNED, instance_of
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import LeaseLost
+from qlm_core.vocabulary.instance import UNASSIGNED, instance_of
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.memory.state import MemoryState, StoredGroup, StoredRequest
 from qlm_queue.memory.step import Step

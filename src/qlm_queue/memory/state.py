@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from qlm_core.errors import LeaseLost
-from qlm_core.instance import UNASSIGNED
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import LeaseLost
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.bounds import RECORD_BYTES
 from qlm_queue.values import Bounds, ControlEntry, ControlKind, Lease, LiveRequest, TerminalRecord
 

@@ -11,8 +11,8 @@ from qlm.api.v1.request_pb2 import RequestState as WireState
 from qlm.api.v1.request_pb2 import Result
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
-from qlm_core.instance import UNASSIGNED, instance_of
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.instance import UNASSIGNED, instance_of
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.memory.state import MemoryState, MemoryStream, StoredGroup, StoredRequest
 from qlm_queue.values import ControlKind, TerminalRecord
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qlm_core.pauses import Pause, PauseKind
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.pauses import Pause, PauseKind
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.keys import Keys, unescape
 from qlm_queue.overview import InstanceRecord, Overview, VirtualQueueRecord, WaitsRecord
 from qlm_queue.values import (

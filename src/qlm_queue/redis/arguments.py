@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.keys import Keys
 from qlm_queue.values import Completion, Emission, GroupPlacement, Owned, PlanChunk, RequestPlacement, WaitingRequest
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import redis.asyncio as redis
 import structlog
 
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_queue.damage import Damage, log_damage
 from qlm_queue.data_version import DATA_VERSION, agree_on_version
 from qlm_queue.keys import Keys

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from qlm.api.v1.request_pb2 import Request
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.dump import (
     GroupDump,
     InstanceDump,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import redis.asyncio as redis
 from redis import exceptions
 
-from qlm_core.errors import LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
+from qlm_core.vocabulary.errors import LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
 from qlm_queue.bounds import bytes_full, requests_full
 from qlm_queue.redis.address import ServerAddress
 from qlm_queue.redis.pipe import Pipe

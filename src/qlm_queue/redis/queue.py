@@ -8,9 +8,9 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import NotFound, OffsetOutOfRange, QueueFull
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.bounds import with_name
 from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.dump import QueueDump

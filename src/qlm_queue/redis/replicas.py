@@ -9,7 +9,7 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_queue.redis.link import RETRY_AFTER_S, RedisLink, reign_of
 from qlm_queue.redis.pipe import Pipe
 

@@ -15,8 +15,8 @@ import redis.asyncio as redis
 import structlog
 from redis import exceptions
 
-from qlm_core.errors import ConfigError, QlmError, QueueFull, Unavailable
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import ConfigError, QlmError, QueueFull, Unavailable
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.keys import Keys
 from qlm_queue.redis.link import RETRY_AFTER_S, RedisLink
 from qlm_queue.values import Bounds, Durability

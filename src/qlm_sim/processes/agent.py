@@ -41,7 +41,7 @@ from qlm_agent.shell.reports import GATHER_S, Reporter
 from qlm_agent.shell.running_report import running_report
 from qlm_agent.shell.server_calls import ServerCalls, ServerEffect
 from qlm_agent.telemetry.metrics import AgentTelemetry
-from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.vocabulary.errors import LeaseLost, Unavailable
 from qlm_planner.board.slot import EngineLoad
 from qlm_planner.machine.events import Event as PlannerEvent
 from qlm_planner.machine.events import InstanceAnnounced, LoadReported

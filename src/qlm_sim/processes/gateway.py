@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from qlm.api.v1.gateway_pb2 import CancelRequest, GenerateRequest, StreamRequest, StreamResponse, SubmitRequest
-from qlm_core.errors import QlmError, Unavailable
-from qlm_core.overload import Overload
-from qlm_core.request import Slo, SloKind
+from qlm_core.vocabulary.errors import QlmError, Unavailable
+from qlm_core.vocabulary.overload import Overload
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.entry import Entry
 from qlm_gateway.admission.rules import AdmissionLimits

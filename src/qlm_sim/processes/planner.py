@@ -5,7 +5,7 @@ The solver runs at once and its answer arrives later, by its time on a core: a s
 
 from __future__ import annotations
 
-from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.vocabulary.errors import LeaseLost, Unavailable
 from qlm_planner.machine.effects import Call, Solve
 from qlm_planner.machine.events import CallFailed, Event, ProfilesRead, Tick
 from qlm_planner.machine.step import PlannerMachine

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_agent.config import AgentSettings, SimulatedSettings
-from qlm_core.model import ModelSpec
-from qlm_core.request import Slo, SloKind
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_queue.values import Bounds
 from qlm_sim.description import ClusterDescription, InstanceDescription
 from qlm_sim.processes.client import Behaviour

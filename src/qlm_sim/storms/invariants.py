@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from qlm.api.v1.request_pb2 import Request, Result
-from qlm_core.errors import LeaseLost, QlmError
-from qlm_core.instance import instance_of
-from qlm_core.model import ModelSpec
-from qlm_core.request import RequestKey, RequestState
-from qlm_core.simulated_model import TOKEN_BYTES, answer_length, answer_tokens, prompt_digest
+from qlm_core.vocabulary.errors import LeaseLost, QlmError
+from qlm_core.vocabulary.instance import instance_of
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import RequestKey, RequestState
+from qlm_core.vocabulary.simulated_model import TOKEN_BYTES, answer_length, answer_tokens, prompt_digest
 from qlm_queue.memory.state import MemoryState, StoredRequest
 from qlm_queue.values import PLANNER_ROLE, RequeueCause
 from qlm_sim.world.network import Command

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 from qlm_planner.policy import Policy
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_sim.cluster import START_S, Cluster, MakeQueue, quiet_logs

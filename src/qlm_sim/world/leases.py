@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.queue.leases import LeaseKeeper, RoleElection
 from qlm_queue.port import Queue
 from qlm_queue.values import Lease

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.damage import Damage
 from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.memory.queue import MemoryQueue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from qlm_core.errors import QlmError, Unavailable
+from qlm_core.vocabulary.errors import QlmError, Unavailable
 from qlm_sim.world.chance import Chance
 from qlm_sim.world.process import Process, Task, suspend
 from qlm_sim.world.schedule import Event, Schedule

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sized
 from enum import Enum
 from typing import Any, Protocol
 
-from qlm_core.errors import QlmError, Unavailable
+from qlm_core.vocabulary.errors import QlmError, Unavailable
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_sim.world.network import BLOCK_ARGUMENT, Command, Exchange
 from qlm_sim.world.schedule import Schedule

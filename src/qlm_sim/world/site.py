@@ -10,8 +10,8 @@ from itertools import count
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from qlm_agent.telemetry.metrics import AgentMetrics
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_planner.policy import Policy
 from qlm_sim.description import ClusterDescription

@@ -21,9 +21,9 @@ from qlm_agent.engines.port import Engine, EngineOutput, EngineRequest, FinishRe
 from qlm_agent.engines.simulated.core import SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.engine import SimulatedEngine
 from qlm_agent.engines.simulated.timing import InstanceNoise
-from qlm_core.model import ModelSpec
-from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES
 
 
 class Can(Enum):

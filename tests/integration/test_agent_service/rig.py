@@ -18,8 +18,8 @@ from qlm.internal.v1 import events_pb2, frames_pb2
 from qlm_agent.config import AgentConfig
 from qlm_agent.shell.process import AgentProcess
 from qlm_agent.telemetry.metrics import AgentMetrics
-from qlm_core.request import RequestKey
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
+from qlm_core.vocabulary.request import RequestKey
+from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
 from qlm_queue.keys import Keys
 from qlm_queue.port import Queue
 from qlm_queue.redis.queue import RedisQueue

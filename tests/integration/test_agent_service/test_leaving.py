@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import LiveRequest
 

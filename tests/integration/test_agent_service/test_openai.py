@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from qlm.api.v1 import request_pb2
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.values import LiveRequest, TerminalRecord
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL, OTHER_MODEL, answer_word, text_prompt

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.request import RequestState
 from qlm_queue.values import LiveRequest
 
 from .rig import DEADLINE_S, QUEUE, Rig

@@ -6,7 +6,7 @@ import asyncio
 
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.request import RequestState
 from qlm_process.queue.instances import instances_in
 from qlm_process.wire import running as running_wire
 from qlm_queue.values import ControlKind, TerminalRecord

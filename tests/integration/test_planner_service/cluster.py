@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from qlm.api.v1 import request_pb2
-from qlm_core.instance import InstanceFacts
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_planner.config import PlannerConfig, PlannerSettings
 from qlm_planner.shell.metrics import PlannerMetrics
 from qlm_planner.shell.process import PlannerShell

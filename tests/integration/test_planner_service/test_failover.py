@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
 from qlm.wire_errors import from_rpc_error
-from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable
+from qlm_core.vocabulary.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable
 from qlm_planner.machine.events import LoadReported
 from qlm_planner.shell.leadership import Leadership
 from qlm_planner.shell.process import PlannerShell

@@ -8,8 +8,8 @@ import grpc.aio
 import pytest
 
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
-from qlm_core.instance import UNASSIGNED
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_planner.shell import leadership
 from qlm_process.wire.profile import to_body
 from qlm_queue.values import ESTIMATOR_ROLE

@@ -9,7 +9,7 @@ import grpc.aio
 
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm.internal.v1 import events_pb2
-from qlm_core.instance import UNASSIGNED, InstanceFacts
+from qlm_core.vocabulary.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.shell.process import PlannerShell
 from qlm_process.wire.instance import to_body, to_proto
 

@@ -50,7 +50,7 @@ from qlm_agent.decisions.events import (
 from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.decisions.settings import MachineSettings
 from qlm_agent.engines.port import FailureKind, FinishReason, Tier
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.profile import HardwareProfile
 
 CAPACITY = 10_000
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from predicted_times import NewcomerTimes, newcomer_times
-from qlm_core.assessment import Assessment
-from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.prediction_views import GroupView, QueueView
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.prediction.assessment import Assessment
+from qlm_core.prediction.prediction_views import GroupView, QueueView
+from qlm_core.profiles.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 
 SHIPPED = shipped_snapshot()
 CATALOGUE = {

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from predicted_times import group_times
-from qlm_core.clearing import EvictionCosts, Head, would_clear
-from qlm_core.prediction_views import GroupView, QueueView, RunningView
-from qlm_core.request import SloKind
+from qlm_core.operations.clearing import EvictionCosts, Head, would_clear
+from qlm_core.prediction.prediction_views import GroupView, QueueView, RunningView
+from qlm_core.vocabulary.request import SloKind
 
 from .queues import CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from predicted_times import group_times
-from qlm_core.distribution import Normal
-from qlm_core.queue_columns import SERVICE
-from qlm_core.queue_reader import QueueReader
+from qlm_core.prediction.queue_columns import SERVICE
+from qlm_core.prediction.queue_reader import QueueReader
+from qlm_core.statistics.distribution import Normal
 
 from .queues import CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, predicted, view_of
 

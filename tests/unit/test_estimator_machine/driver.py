@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.events import (
     Effect,
     EntryId,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.profiles.hardware_profile import HardwareProfile
 from qlm_estimator.events import OperationKind
 
 from .driver import SHIPPED, Driver

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_core.calibration import CalibratedTime, CalibrationProfile
-from qlm_core.distribution import Normal
+from qlm_core.profiles.calibration import CalibratedTime, CalibrationProfile
+from qlm_core.statistics.distribution import Normal
 from qlm_estimator.calibration import feedback
 from qlm_estimator.calibration.bias import BiasFactor
 from qlm_estimator.events import LifecycleKind

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.hardware_prior import hardware_prior
-from qlm_core.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, HardwareProfile
-from qlm_core.model import ModelFacts, ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.hardware_prior import hardware_prior
+from qlm_core.profiles.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.model import ModelFacts, ModelSpec
 from qlm_estimator.events import HardwareUnknown, LifecycleKind
 from qlm_estimator.machine import Learning
 from qlm_estimator.speed.base_rows import ROWS_MAX, BaseRows, prior_s

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from qlm.internal.v1 import events_pb2
-from qlm_core.length_features import LengthFacts
-from qlm_core.length_model import LengthGuess
+from qlm_core.statistics.length_features import LengthFacts
+from qlm_core.statistics.length_model import LengthGuess
 from qlm_estimator.events import Lifecycle, LifecycleKind
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.outcomes.report import Outcomes

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qlm_core.hardware_profile import AS_PROFILED, ORIGIN_MEASURED, HardwareProfile, OperationSlowdown
-from qlm_core.importable_profiles import SLOWDOWN_MAX, importable
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.hardware_profile import AS_PROFILED, ORIGIN_MEASURED, HardwareProfile, OperationSlowdown
+from qlm_core.profiles.importable_profiles import SLOWDOWN_MAX, importable
+from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_estimator.events import LifecycleKind, OperationKind
 from qlm_estimator.machine import UNSEEN_OPERATIONS_MAX, Learning
 from qlm_estimator.speed.base_rows import BaseRows

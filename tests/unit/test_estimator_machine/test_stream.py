@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predicted_times import predict_request
-from qlm_core.prediction_views import QueueView
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.workload_profile import PRIOR_SAMPLES, WORKLOAD_PRIOR
+from qlm_core.prediction.prediction_views import QueueView
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.workload_profile import PRIOR_SAMPLES, WORKLOAD_PRIOR
 from qlm_estimator.events import Lifecycle, LifecycleKind, Publish, QueueSeen
 from qlm_estimator.machine import EstimatorMachine, Learning
 from qlm_estimator.speed.base_rows import prior_s

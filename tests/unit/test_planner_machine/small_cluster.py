@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
+from qlm_core.operations.preemption import Contender, Occupant, Room, Rule, Urgency, clear
 from qlm_planner.machine.events import LoadReported
 from qlm_planner.policy import Policy
 from qlm_queue.values import LiveRequest, Owned, Pulled, RequeueCause

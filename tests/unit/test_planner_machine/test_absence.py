@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qlm_core.request import SloKind
+from qlm_core.vocabulary.request import SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.demand import Demand
 from qlm_planner.board.slot import Slot

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board.demand import KEYS_MAX, Demand
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.overload.advice import ADDED_MAX, Advice, advise, forecast

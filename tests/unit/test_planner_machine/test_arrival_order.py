@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from qlm_core.instance import UNASSIGNED
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.config import PlannerSettings
 from qlm_planner.machine.effects import ApplyChunk
 from qlm_planner.machine.events import ReplanAsked

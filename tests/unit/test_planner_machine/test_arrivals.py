@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board.arrivals import BUSY_OVERVIEWS, MISSED_OVERVIEWS, ArrivalBuffer
 from qlm_planner.board.snapshot import Arrival
 from qlm_planner.policy import Policy

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.request import SloKind
+from qlm_core.vocabulary.request import SloKind
 from qlm_planner.board.group import from_meta, group_id_of, order_of, to_meta
 from qlm_planner.machine.effects import Place
 from qlm_planner.policy import Policy

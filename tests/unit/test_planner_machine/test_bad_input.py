@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from qlm.api.v1 import request_pb2
-from qlm_core.group import GroupKey
-from qlm_core.hardware_profile import FIGURE_MAX
-from qlm_core.instance import UNASSIGNED
-from qlm_core.request import RequestKey
+from qlm_core.profiles.hardware_profile import FIGURE_MAX
+from qlm_core.vocabulary.group import GroupKey
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ROWS, ClassTable
 from qlm_planner.machine.effects import Outcome

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_core.instance import InstanceFacts
-from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group, band_of, traits_of
 from qlm_planner.board.slot import Slot

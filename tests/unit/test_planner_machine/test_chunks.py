@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_core.instance import UNASSIGNED, InstanceFacts
+from qlm_core.vocabulary.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.slot import Slot
 from qlm_planner.machine.effects import ApplyChunk, PlanCause

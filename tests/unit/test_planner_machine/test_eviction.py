@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.clearing import Head, eviction_costs, would_clear
-from qlm_core.prediction_views import RunningView
-from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
+from qlm_core.operations.clearing import Head, eviction_costs, would_clear
+from qlm_core.operations.preemption import Contender, Occupant, Room, Rule, Urgency, clear
+from qlm_core.prediction.prediction_views import RunningView
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import PROMPT_STEP

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.overload import Overload
-from qlm_core.request import RequestState, SloKind
+from qlm_core.vocabulary.overload import Overload
+from qlm_core.vocabulary.request import RequestState, SloKind
 from qlm_planner.board.group import Group
 from qlm_planner.overload.advice import advise
 from qlm_planner.policy import Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from qlm_core.instance import UNASSIGNED
+from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_planner.machine.effects import ApplyChunk, Expire, Place, ReadOverview, Reclaim
 from qlm_planner.machine.events import InstanceAnnounced, LoadReported, ReplanAsked
 from qlm_planner.policy import BATCH_MAX, Policy

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from qlm_core.errors import ConfigError
-from qlm_core.request import SloKind
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.request import SloKind
 from qlm_planner.config import PlannerConfig
 from qlm_planner.machine.effects import ApplyChunk, Place
 from qlm_planner.machine.events import ArrivalsRead, ChunkAnswered, ExpirySwept, PlaceAnswered, Reclaimed

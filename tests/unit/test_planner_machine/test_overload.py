@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qlm_core.errors import NotFound
-from qlm_core.overload import Overload
-from qlm_core.request import RequestFacts, RequestKey, RequestState, Slo, SloKind
+from qlm_core.vocabulary.errors import NotFound
+from qlm_core.vocabulary.overload import Overload
+from qlm_core.vocabulary.request import RequestFacts, RequestKey, RequestState, Slo, SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.cost.order_cost import OWN, WORK
 from qlm_planner.cost.virtual_queues import lines_of, times_of

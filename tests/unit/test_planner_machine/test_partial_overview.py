@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.instance import InstanceFacts
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.board.board import Board
 from qlm_planner.board.history import History
 from qlm_planner.board.partial_overview import PAGE_GROUPS, refresh

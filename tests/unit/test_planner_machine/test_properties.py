@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qlm_core.instance import UNASSIGNED
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.machine.effects import Place
 from qlm_planner.machine.events import ReplanAsked
 from qlm_planner.policy import Policy

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
-from qlm_core.model import ModelSpec
-from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.order_cost import LEAD, OWN
 from qlm_planner.cost.service_times import ClassTable

@@ -9,9 +9,9 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from qlm_core.instance import InstanceFacts
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import TIERS, Group, group_id_of, traits_of
 from qlm_planner.board.slot import Slot

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_core.instance import UNASSIGNED
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.board.group import Group
 from qlm_planner.machine.effects import Call, Regroup
 from qlm_planner.machine.step import PlannerMachine

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from qlm_core.group import GroupKey
-from qlm_core.instance import InstanceFacts
-from qlm_core.request import SloKind
+from qlm_core.vocabulary.group import GroupKey
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.request import SloKind
 from qlm_planner.board.group import BEHIND, USUAL, Group, GroupTraits, from_meta, to_meta
 from qlm_planner.board.slot import Running, Slot
 from qlm_planner.board.tenant_shares import INTERVAL_MAX_S, TenantShares

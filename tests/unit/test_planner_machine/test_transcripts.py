@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qlm_core.instance import UNASSIGNED, InstanceFacts
-from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_core.vocabulary.instance import UNASSIGNED, InstanceFacts
+from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board.group import to_meta, traits_of
 from qlm_planner.board.snapshot import Arrival, InstanceRow, QueueRow, Snapshot
 from qlm_planner.machine.effects import (

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from qlm.api.v1 import request_pb2
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
-from qlm_core.request import RequestKey, RequestState, Slo, SloKind
+from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import RequestKey, RequestState, Slo, SloKind
 from qlm_planner.machine.effects import (
     ApplyChunk,
     Call,

@@ -15,7 +15,7 @@ from benchmarks.planner.scenarios import at_quantile, sampled
 from hypothesis import given, settings
 
 from drawn_problems import by_hand, certain, problems
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_planner.exact import backends
 from qlm_planner.exact.solver import (
     ExactError,

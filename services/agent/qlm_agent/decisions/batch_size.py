@@ -1,4 +1,4 @@
-"""How many requests run at once (`agent.batch`): the agent's figures of its classes, for `qlm_core.batch_size`.
+"""How many requests run at once (`agent.batch`): the agent's figures of its classes, for `qlm_core.operations.batch_size`.
 
 Arrivals of a class are its pulled requests, and the growth of its waiting groups between two pulls, over the time of an output. Output
 lengths are learned from the agent's runs (`expectations`).
@@ -15,8 +15,8 @@ from qlm_agent.decisions.events import PulledRun, QueueHead, WaitingGroup
 from qlm_agent.decisions.expectations import Expectations
 from qlm_agent.decisions.runs import RunTable
 from qlm_agent.decisions.settings import MachineSettings
-from qlm_core.batch_size import BatchChoice, ClassDemand
-from qlm_core.group import shortest_slo_s
+from qlm_core.operations.batch_size import BatchChoice, ClassDemand
+from qlm_core.vocabulary.group import shortest_slo_s
 
 ClassKey = tuple[str, str, bool]
 """Model, SLO class, whether the SLO bounds the first token."""

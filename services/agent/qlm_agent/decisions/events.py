@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from qlm_agent.engines.port import FailureKind, FinishReason, Tier
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.profile import HardwareProfile
 
 
 class Outcome(Enum):

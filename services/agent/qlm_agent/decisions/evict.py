@@ -1,5 +1,5 @@
 """Chooses the runs that make room for the head of the virtual queue (QLM section 5: request eviction, GPU-CPU state swapping; the rules are
-`qlm_core.preemption`), and the lookahead that is unpulled for it.
+`qlm_core.operations.preemption`), and the lookahead that is unpulled for it.
 
 The agent decides anew when the head or the batch has changed, and every SCAN_EVERY_S while a head waits: a head in time now may be late
 soon. It decides nothing while room is being made.
@@ -17,8 +17,8 @@ from qlm_agent.decisions.events import QueueHead, RunsOffloaded
 from qlm_agent.decisions.expectations import Expectations
 from qlm_agent.decisions.runs import Operations, ReturnCause, Run, RunPhase, RunTable
 from qlm_agent.decisions.settings import MachineSettings
-from qlm_core.preemption import Contender, EvictionMethod, Occupant, Room, Rule, Urgency, Victim, clear, make_room, offload_pays
-from qlm_core.profile import HardwareProfile
+from qlm_core.operations.preemption import Contender, EvictionMethod, Occupant, Room, Rule, Urgency, Victim, clear, make_room, offload_pays
+from qlm_core.profiles.profile import HardwareProfile
 
 SCAN_EVERY_S = 0.1
 

@@ -15,9 +15,9 @@ import numpy as np
 from qlm_agent.decisions.events import PulledRun, QueueHead
 from qlm_agent.decisions.runs import Run
 from qlm_agent.engines.policies.port import MEDIAN, QUANTILE_LEVELS
-from qlm_core.batch_size import step_s
-from qlm_core.length_curve import FloatArray, LengthCurve, bin_of
-from qlm_core.profile import WORKLOAD_PRIOR, HardwareProfile
+from qlm_core.operations.batch_size import step_s
+from qlm_core.profiles.profile import WORKLOAD_PRIOR, HardwareProfile
+from qlm_core.statistics.length_curve import FloatArray, LengthCurve, bin_of
 
 OUTPUT_SAMPLES_MIN = 20
 OUTPUT_SAMPLES_MAX = 200

@@ -54,7 +54,7 @@ from qlm_agent.decisions.restore import RestoreControl
 from qlm_agent.decisions.runs import Ending, Operations, RemovalCause, ReturnCause, Run, RunTable
 from qlm_agent.decisions.settings import MachineSettings
 from qlm_agent.engines.port import FailureKind, Tier
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.profile import HardwareProfile
 
 __all__ = ["AgentMachine", "Life"]
 

@@ -23,7 +23,7 @@ from qlm_agent.decisions.registration import ServerLink
 from qlm_agent.decisions.runs import Ending, ReturnCause, Run, RunTable
 from qlm_agent.decisions.settings import MachineSettings
 from qlm_agent.engines.port import FinishReason
-from qlm_core.preemption import Urgency
+from qlm_core.operations.preemption import Urgency
 
 PULL_MAX = 100
 """Most requests of one pull: a longer script would hold up the server for everybody."""

@@ -16,7 +16,7 @@ from qlm_agent.decisions.effects import AbortRuns, Effect, RestoreRuns
 from qlm_agent.decisions.events import RunsRestored
 from qlm_agent.decisions.runs import Operations, ReturnCause, Run, RunPhase, RunTable
 from qlm_agent.decisions.settings import MachineSettings
-from qlm_core.preemption import Urgency
+from qlm_core.operations.preemption import Urgency
 
 RETRY_S = 0.25
 REFUSALS_MAX = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from qlm_agent.engines.port import FinishReason
-from qlm_core.preemption import Urgency
+from qlm_core.operations.preemption import Urgency
 
 
 class RunPhase(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.profile import HardwareProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from qlm.api.v1.request_pb2 import LengthGuess, Result
 from qlm_agent.delivery.frames import frame_prefix, output_piece, piece_frame, token_frame
 from qlm_agent.delivery.logprobs import record_bytes
 from qlm_agent.engines.port import EngineOutput, EngineRequest
-from qlm_core.request import Slo
-from qlm_core.simulated_model import TOKEN_BYTES
+from qlm_core.vocabulary.request import Slo
+from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
 from qlm_queue.values import Emission, Owned, Pulled
 
 

@@ -10,11 +10,11 @@ from qlm.api.v1 import request_pb2
 from qlm_agent.decisions.events import PulledRun, QueueHead, WaitingGroup
 from qlm_agent.delivery.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
 from qlm_agent.engines.port import EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import InvalidRequest
-from qlm_core.group import slo_class
-from qlm_core.request import Slo, SloKind
-from qlm_core.slo_rules import SLO_KINDS
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import InvalidRequest
+from qlm_core.vocabulary.group import slo_class
+from qlm_core.vocabulary.request import Slo, SloKind
+from qlm_core.vocabulary.slo_rules import SLO_KINDS
 from qlm_process.tracing import stored_context
 from qlm_process.wire.chat import chat_from_proto
 from qlm_queue.values import GroupBehind, HeadGroup, Pulled

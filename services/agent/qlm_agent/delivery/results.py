@@ -7,7 +7,7 @@ from qlm.internal.v1 import events_pb2
 from qlm_agent.decisions.effects import CompleteItem
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.port import FinishReason
-from qlm_core.request import RequestState, SloKind
+from qlm_core.vocabulary.request import RequestState, SloKind
 from qlm_queue.values import Completion
 
 FINISH_REASONS = {

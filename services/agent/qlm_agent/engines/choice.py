@@ -23,8 +23,8 @@ from qlm_agent.engines.simulated.engine import SimulatedEngine
 from qlm_agent.engines.simulated.timing import InstanceNoise
 from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.plans import VllmModel
-from qlm_core.errors import ConfigError
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

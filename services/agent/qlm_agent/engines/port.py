@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Protocol
 
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import PreconditionFailed
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import PreconditionFailed
 
 
 class Tier(StrEnum):

@@ -18,7 +18,7 @@ from qlm_agent.profiling.design import (
 )
 from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, Prefill
 from qlm_agent.profiling.runs import ProfiledRun, ProfilingRuns
-from qlm_core.model import ModelSpec
+from qlm_core.vocabulary.model import ModelSpec
 
 WINDOWS = 4
 """Number of windows that divide the steps of a batch, to show their scatter."""

@@ -10,8 +10,8 @@ import yaml
 
 from qlm_agent.profiling.fitting import Fit
 from qlm_agent.profiling.measurements import Measurements
-from qlm_core.hardware_profile import ORIGIN_MEASURED, TIMED_OPERATIONS, HardwareProfile
-from qlm_core.model import ModelFacts
+from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED, TIMED_OPERATIONS, HardwareProfile
+from qlm_core.vocabulary.model import ModelFacts
 
 DIGITS = 4
 """Significant digits of a figure: more than its precision."""

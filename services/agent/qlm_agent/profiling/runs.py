@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from qlm_agent.engines.port import Engine, EngineRequest, Sampling, TextPrompt, TokenPrompt
-from qlm_core.errors import QlmError
-from qlm_core.simulated_model import TOKEN_BYTES
+from qlm_core.vocabulary.errors import QlmError
+from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
 
 TOKEN_ID_LEAST = 100
 """Lower ids are control tokens of many vocabularies."""

@@ -16,10 +16,10 @@ from qlm_agent.profiling.experiment import Profiler
 from qlm_agent.profiling.fitting import fit
 from qlm_agent.profiling.rows import ProfiledModel, profiled
 from qlm_agent.profiling.runs import ProfilingFailed
-from qlm_core.errors import ConfigError, QlmError
-from qlm_core.hardware_prior import model_facts
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.hardware_prior import model_facts
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.errors import ConfigError, QlmError
+from qlm_core.vocabulary.model import ModelSpec
 
 Say = Callable[[str], None]
 

@@ -12,8 +12,8 @@ import structlog
 
 from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
 from qlm.credentials import Credentials
-from qlm_core.errors import LeaseLost, Unavailable
-from qlm_core.instance import InstanceFacts
+from qlm_core.vocabulary.errors import LeaseLost, Unavailable
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_process.wire.instance import to_proto
 from qlm_queue.port import Queue
 from qlm_queue.values import PLANNER_ROLE

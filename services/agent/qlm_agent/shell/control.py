@@ -9,7 +9,7 @@ import structlog
 
 from qlm_agent.decisions.events import ControlMessage, Event, Message
 from qlm_agent.delivery.held_run import run_id_of
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.queue.leases import Sleep
 from qlm_queue.port import Queue
 from qlm_queue.values import ControlKind

@@ -14,8 +14,8 @@ from qlm_agent.shell.reports import Reporter
 from qlm_agent.shell.service import AgentService
 from qlm_agent.shell.shell import AgentShell, ShellSettings
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
-from qlm_core.errors import ConfigError
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.connection import reach_queue

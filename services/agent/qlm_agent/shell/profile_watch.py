@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from qlm_agent.decisions.events import ProfilesUpdated
-from qlm_core.errors import Unavailable
-from qlm_core.instance import InstanceFacts
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.vocabulary.errors import Unavailable
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_process.wire.profile import pair_rows_from_body
 from qlm_queue.port import Queue
 

@@ -10,7 +10,7 @@ import structlog
 from prometheus_client import Counter
 
 from qlm.internal.v1 import events_pb2
-from qlm_core.errors import Unavailable
+from qlm_core.vocabulary.errors import Unavailable
 from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX
 

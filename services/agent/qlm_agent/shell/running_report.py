@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from qlm_agent.decisions.runs import Run, RunPhase, RunTable
 from qlm_agent.delivery.held_run import HeldRun
-from qlm_core.reported_runs import GroupRuns, ReportedRuns
+from qlm_core.prediction.reported_runs import GroupRuns, ReportedRuns
 from qlm_process.wire.running import RUNS_MAX
 
 

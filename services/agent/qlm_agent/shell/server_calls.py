@@ -15,9 +15,9 @@ from qlm_agent.delivery.held_run import HeldOutput, HeldRun, run_id_of
 from qlm_agent.delivery.requests import pulled_run, read_behind, read_head, read_pulled
 from qlm_agent.delivery.results import completion_of, failure_result
 from qlm_agent.telemetry.metrics import AgentTelemetry
-from qlm_core.errors import Unavailable
-from qlm_core.instance import InstanceFacts
-from qlm_core.reported_runs import ReportedRuns
+from qlm_core.prediction.reported_runs import ReportedRuns
+from qlm_core.vocabulary.errors import Unavailable
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_process.queue.leases import LeaseKeeper, new_nonce
 from qlm_process.wire.instance import from_body
 from qlm_process.wire.running import to_body

@@ -10,7 +10,7 @@ import grpc.aio
 from qlm.api.v1 import agent_pb2, agent_pb2_grpc
 from qlm_agent.engines.port import Tier
 from qlm_agent.shell.shell import AgentShell
-from qlm_core.errors import invalid_field
+from qlm_core.vocabulary.errors import invalid_field
 from qlm_process.wire.instance import to_proto
 
 DRAIN_FINISH_MAX_S = 3600.0

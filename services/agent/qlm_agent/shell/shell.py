@@ -49,8 +49,8 @@ from qlm_agent.shell.profile_watch import watch_profiles
 from qlm_agent.shell.running_report import running_report
 from qlm_agent.shell.server_calls import ServerCalls, ServerEffect
 from qlm_agent.telemetry.metrics import AgentTelemetry
-from qlm_core.errors import LeaseLost, NotFound, PreconditionFailed, Unavailable
-from qlm_core.instance import InstanceFacts
+from qlm_core.vocabulary.errors import LeaseLost, NotFound, PreconditionFailed, Unavailable
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_process.queue.leases import LeaseKeeper
 from qlm_queue.port import Queue
 

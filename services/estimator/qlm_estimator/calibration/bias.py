@@ -2,7 +2,7 @@
 
 The sum of actual over the sum of predicted seconds. Predictions that waited behind the same requests err alike, so a pair counts by the
 time since the one before it, over its own time. A bias is believed as far as it stands out from the scatter of independent pairs: a normal
-prior of mean 1 (`qlm_core.calibration.BIAS_DEVIATION`) against the variance that was observed, with the prior's own as one pair more (the
+prior of mean 1 (`qlm_core.profiles.calibration.BIAS_DEVIATION`) against the observed variance, with the prior's own as one pair more (the
 conjugate update of a normal mean, its variance by empirical Bayes: Efron and Morris, "Data analysis using Stein's estimator", 1975).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qlm_core.calibration import BIAS_DEVIATION, MEMORY, level_s
+from qlm_core.profiles.calibration import BIAS_DEVIATION, MEMORY, level_s
 
 BIAS_MAX = 2.0
 """The factor is at most so large, and at least its inverse; a single pair counts no more than that."""

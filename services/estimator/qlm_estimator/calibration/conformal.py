@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qlm_core.calibration import LEVELS, MEMORY, PRIOR_SCORE
-from qlm_core.distribution import normal_quantile
-from qlm_core.normal_arrays import Floats
+from qlm_core.profiles.calibration import LEVELS, MEMORY, PRIOR_SCORE
+from qlm_core.statistics.distribution import normal_quantile
+from qlm_core.statistics.normal_arrays import Floats
 
 ERRORS_MAX = 256
 """Errors that a row remembers."""

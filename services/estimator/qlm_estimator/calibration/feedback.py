@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qlm_core.calibration import (
+from qlm_core.profiles.calibration import (
     HORIZONS,
     LEVELS,
     CalibratedTime,
@@ -20,7 +20,7 @@ from qlm_core.calibration import (
     error_scale_s,
     horizon_of,
 )
-from qlm_core.distribution import Normal
+from qlm_core.statistics.distribution import Normal
 from qlm_estimator.calibration.bias import CHANGED, SHORT_S, BiasFactor
 from qlm_estimator.calibration.conformal import ErrorQuantiles, Weighted
 from qlm_estimator.newest_rows import put_newest

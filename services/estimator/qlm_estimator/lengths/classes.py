@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qlm_core.group import prompt_class_of
-from qlm_core.length_curve import BINS, FloatArray, packed
-from qlm_core.profile import WorkloadKey, WorkloadProfile
-from qlm_core.workload_profile import wider_row
+from qlm_core.profiles.profile import WorkloadKey, WorkloadProfile
+from qlm_core.profiles.workload_profile import wider_row
+from qlm_core.statistics.length_curve import BINS, FloatArray, packed
+from qlm_core.vocabulary.group import prompt_class_of
 from qlm_estimator.lengths.fading import FadingLengths
 
 RUNNING_COUNTED_MAX = 4_096

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from qlm_core.length_curve import BINS, UPPERS, FloatArray, LengthCurve, bin_of
-from qlm_core.workload_profile import WORKLOAD_PRIOR
+from qlm_core.profiles.workload_profile import WORKLOAD_PRIOR
+from qlm_core.statistics.length_curve import BINS, UPPERS, FloatArray, LengthCurve, bin_of
 
 RESCALE_EXPONENT = 60.0
 """Weights grow by e^60 before all are divided."""

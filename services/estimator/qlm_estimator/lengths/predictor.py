@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qlm_core.length_features import ANCHOR_TOKENS, hint_value
-from qlm_core.length_model import NO_LENGTH_MODEL, WEIGHTS_MAX, LengthGuess, LengthModel, LengthScore
+from qlm_core.statistics.length_features import ANCHOR_TOKENS, hint_value
+from qlm_core.statistics.length_model import NO_LENGTH_MODEL, WEIGHTS_MAX, LengthGuess, LengthModel, LengthScore
 from qlm_estimator.lengths.classes import Moments
 
 RATE = 0.2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qlm_core.group import token_class
-from qlm_core.length_model import LengthModel
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.statistics.length_model import LengthModel
+from qlm_core.vocabulary.group import token_class
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.events import GroupClass, Lifecycle
 from qlm_estimator.lengths.classes import Begun, LengthLearner
 from qlm_estimator.lengths.predictor import LengthPredictor

@@ -13,8 +13,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from qlm_core.calibration import CalibratedTime
-from qlm_core.normal_arrays import Floats
+from qlm_core.profiles.calibration import CalibratedTime
+from qlm_core.statistics.normal_arrays import Floats
 from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.predictions import AGE_MAX_S, OUTSTANDING_MAX, Judged, Predicted, PredictedQuantiles, depth_class
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
-from qlm_core.distribution import Normal
+from qlm_core.statistics.distribution import Normal
 from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport
 from qlm_estimator.predictions import Judged, Predicted, PredictedQuantiles, quantiles_of
 from qlm_process.wire.profile import TIME_NUMBERS

@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
-from qlm_core.instance import PREFILL_CHUNK_TOKENS
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.vocabulary.instance import PREFILL_CHUNK_TOKENS
 from qlm_estimator.events import EntryId
 
 RUNS_MAX = 10_000

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from qlm_core.hardware_prior import hardware_prior
-from qlm_core.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, ORIGIN_SHIPPED, HardwareKey, HardwareProfile
-from qlm_core.model import ModelFacts
+from qlm_core.profiles.hardware_prior import hardware_prior
+from qlm_core.profiles.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, ORIGIN_SHIPPED, HardwareKey, HardwareProfile
+from qlm_core.vocabulary.model import ModelFacts
 from qlm_estimator.newest_rows import put_newest
 
 RUN_VARIANCE_S = 0.6

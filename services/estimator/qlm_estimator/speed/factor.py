@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qlm_core.instance import InstanceFacts
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_estimator.events import ReportedOperation
 from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.speed.activity import FinishedRun

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qlm_core.hardware_profile import (
+from qlm_core.profiles.hardware_profile import (
     AS_PROFILED,
     ORIGIN_FACTS,
     ORIGIN_MEASURED,
@@ -22,7 +22,7 @@ from qlm_core.hardware_profile import (
     HardwareProfile,
     OperationSlowdown,
 )
-from qlm_core.importable_profiles import SLOWDOWN_MAX
+from qlm_core.profiles.importable_profiles import SLOWDOWN_MAX
 from qlm_estimator.events import OperationKind, ReportedOperation
 
 PRIOR_OPERATIONS: Mapping[str, float] = {ORIGIN_SHIPPED: 1.0, ORIGIN_MEASURED: 2.0, ORIGIN_FACTS: 0.5}

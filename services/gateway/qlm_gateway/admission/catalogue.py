@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlm_core.model import ModelSpec
-from qlm_core.simulated_model import ANSWER_TOKENS_MAX, BYTES_PER_TEXT_TOKEN, LENGTH_TOKEN_BASE
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.simulated_model import ANSWER_TOKENS_MAX, BYTES_PER_TEXT_TOKEN, LENGTH_TOKEN_BASE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

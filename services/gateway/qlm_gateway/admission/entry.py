@@ -12,9 +12,9 @@ from opentelemetry.util.types import AttributeValue
 
 from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.request_pb2 import Request, TraceContext
-from qlm_core.errors import NotFound, QlmError, QueueFull
-from qlm_core.group import slo_class
-from qlm_core.request import RequestKey, RequestState, Slo
+from qlm_core.vocabulary.errors import NotFound, QlmError, QueueFull
+from qlm_core.vocabulary.group import slo_class
+from qlm_core.vocabulary.request import RequestKey, RequestState, Slo
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.length_guess import guess_length
 from qlm_gateway.admission.overload import late_refusal

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qlm_core.group import prompt_class, slo_class
-from qlm_core.length_features import LengthFacts, hashes_of_text, hashes_of_tokens
-from qlm_core.length_model import LengthGuess
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.statistics.length_features import LengthFacts, hashes_of_text, hashes_of_tokens
+from qlm_core.statistics.length_model import LengthGuess
+from qlm_core.vocabulary.group import prompt_class, slo_class
 from qlm_gateway.admission.drafts import RequestDraft, SamplingDraft
 from qlm_gateway.admission.rules import Admitted
 from qlm_gateway.text.prompts import PreparedPrompt

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from qlm_core.errors import QueueFull
-from qlm_core.overload import WOULD_BE_LATE
-from qlm_core.prediction_views import RequestPrediction, probability_late
-from qlm_core.request import Slo, SloKind
+from qlm_core.prediction.prediction_views import RequestPrediction, probability_late
+from qlm_core.vocabulary.errors import QueueFull
+from qlm_core.vocabulary.overload import WOULD_BE_LATE
+from qlm_core.vocabulary.request import Slo, SloKind
 
 WAITS_AGE_MAX_S = 6.0
 """Older waits refuse nobody: the planner publishes them every half second, behind very many groups every 5 s."""

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from qlm_core.errors import InvalidRequest, NotFound, invalid_field
-from qlm_core.name_rules import DEFAULT_TENANT, REQUEST_ID_BYTES_MAX, check_application, check_name, checked_tenant
-from qlm_core.request import RequestKey, Slo
-from qlm_core.slo_rules import check_seconds, checked_slo
+from qlm_core.vocabulary.errors import InvalidRequest, NotFound, invalid_field
+from qlm_core.vocabulary.name_rules import DEFAULT_TENANT, REQUEST_ID_BYTES_MAX, check_application, check_name, checked_tenant
+from qlm_core.vocabulary.request import RequestKey, Slo
+from qlm_core.vocabulary.slo_rules import check_seconds, checked_slo
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.drafts import RequestDraft, SamplingDraft, SloDraft
 

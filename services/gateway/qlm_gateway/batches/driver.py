@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import structlog
 
 from qlm.api.v1.request_pb2 import Request, RequestState, Result, Slo, SloKind
-from qlm_core.errors import CallDeadlineExceeded, GatewayFull, NotFound, QlmError, QueueFull, RequestIdConflict, Unavailable
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import CallDeadlineExceeded, GatewayFull, NotFound, QlmError, QueueFull, RequestIdConflict, Unavailable
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.batches.answers import ERRORS, OUTPUT, Answers
 from qlm_gateway.batches.folder import OUTPUT as OUTPUT_PURPOSE
 from qlm_gateway.batches.folder import BatchFolder, new_id

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ValidationError
 
-from qlm_core.errors import NotFound, QueueFull
+from qlm_core.vocabulary.errors import NotFound, QueueFull
 from qlm_gateway.batches.records import TERMINAL, BatchRecord, FileRecord
 from qlm_gateway.batches.settings import BatchSettings
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qlm.api.v1.request_pb2 import Request
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 from qlm_gateway.batches.records import LineError
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import read_call

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from qlm.api.v1.gateway_pb2 import QueueStatusResponse
 from qlm.api.v1.request_pb2 import Request, Slo, SloKind
-from qlm_core.errors import NotFound, PermissionDenied
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import NotFound, PermissionDenied
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.admission.rules import request_key
 from qlm_gateway.front.rates import KeyRates
 from qlm_process.identity.key_ring import KeyRing

@@ -9,11 +9,11 @@ from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import gateway_pb2
 from qlm.api.v1.gateway_pb2 import ListRequestsRequest, ListRequestsResponse
-from qlm_core.errors import invalid_field
-from qlm_core.group import slo_class
-from qlm_core.instance import instance_of
-from qlm_core.name_rules import checked_tenant
-from qlm_core.request import RequestState
+from qlm_core.vocabulary.errors import invalid_field
+from qlm_core.vocabulary.group import slo_class
+from qlm_core.vocabulary.instance import instance_of
+from qlm_core.vocabulary.name_rules import checked_tenant
+from qlm_core.vocabulary.request import RequestState
 from qlm_gateway.front.status import shape_of
 from qlm_gateway.wire import STATES
 from qlm_queue.overview import Overview

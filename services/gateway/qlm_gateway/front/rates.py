@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qlm_core.errors import QueueFull
+from qlm_core.vocabulary.errors import QueueFull
 from qlm_process.identity.keys import Key
 
 RATE_LIMITED = "RATE_LIMITED"

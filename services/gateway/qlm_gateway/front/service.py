@@ -31,10 +31,10 @@ from qlm.api.v1.gateway_pb2 import (
 from qlm.api.v1.gateway_pb2_grpc import GatewayServicer
 from qlm.api.v1.request_pb2 import Request, ResultError
 from qlm.api.v1.request_pb2 import Result as ResultMessage
-from qlm_core.errors import invalid_field
-from qlm_core.name_rules import TENANT_BYTES_MAX, check_name
-from qlm_core.pauses import PauseKind
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import invalid_field
+from qlm_core.vocabulary.name_rules import TENANT_BYTES_MAX, check_name
+from qlm_core.vocabulary.pauses import PauseKind
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.admission.entry import Entered, Entry
 from qlm_gateway.admission.rules import model_of

@@ -11,8 +11,8 @@ from qlm.api.v1.gateway_pb2 import Pause as PauseMessage
 from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import Result
 from qlm.api.v1.request_pb2 import SloKind as SloKindNumber
-from qlm_core.instance import instance_of
-from qlm_core.request import RequestKey, RequestState, SloKind
+from qlm_core.vocabulary.instance import instance_of
+from qlm_core.vocabulary.request import RequestKey, RequestState, SloKind
 from qlm_gateway.admission.catalogue import ModelEntry
 from qlm_gateway.outlook.waits import Outlook, RequestShape
 from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 
 from qlm.api.v1.request_pb2 import Result
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvent, RequestEvents
-from qlm_core.instance import instance_of
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.instance import instance_of
+from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.port import Queue
 from qlm_queue.values import LiveRequest, StreamEntry, TerminalRecord
 

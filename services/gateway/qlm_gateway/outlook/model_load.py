@@ -10,8 +10,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_process.queue.instances import instances_in
 from qlm_process.wire.running import from_body
 from qlm_queue.overview import Overview

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, Moments, RequestEvent
-from qlm_core.distribution import Normal
-from qlm_core.instance import InstanceFacts
-from qlm_core.prediction_views import RequestPrediction
+from qlm_core.prediction.prediction_views import RequestPrediction
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.instance import InstanceFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qlm.api.v1.gateway_pb2 import Outlook as OutlookMessage
-from qlm_core.errors import NotFound, Unavailable, invalid_field
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.vocabulary.errors import NotFound, Unavailable, invalid_field
+from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_gateway.front.status import predict_live, produced_tokens, shape_of
 from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.wire import STATES

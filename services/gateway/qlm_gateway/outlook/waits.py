@@ -10,18 +10,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from qlm_core.calibration import UNCALIBRATED, CalibratedTime
-from qlm_core.distribution import Normal
-from qlm_core.group import slo_class, token_class
-from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.instance import PREFILL_CHUNK_TOKENS, InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.pauses import Pause, is_paused
-from qlm_core.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitKey, WaitPlace
-from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.request import Slo, SloKind
-from qlm_core.running_request import output_left, predict_running
+from qlm_core.prediction.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitKey, WaitPlace
+from qlm_core.prediction.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.prediction.running_request import output_left, predict_running
+from qlm_core.profiles.calibration import UNCALIBRATED, CalibratedTime
+from qlm_core.profiles.hardware_profile import HardwareProfile
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.statistics.distribution import Normal
+from qlm_core.vocabulary.group import slo_class, token_class
+from qlm_core.vocabulary.instance import PREFILL_CHUNK_TOKENS, InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.pauses import Pause, is_paused
+from qlm_core.vocabulary.request import Slo, SloKind
 
 FAILURES_MAX = 100
 """Failures of one publication that are remembered."""

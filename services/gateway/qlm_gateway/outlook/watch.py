@@ -11,11 +11,11 @@ from typing import Any
 import structlog
 
 from qlm.api.v1.request_pb2 import Result, ResultError
-from qlm_core.errors import QueueFull, Unavailable
-from qlm_core.model import ModelSpec
-from qlm_core.planned_waits import PlannedWaits
-from qlm_core.prediction_views import RequestPrediction
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.prediction.planned_waits import PlannedWaits
+from qlm_core.prediction.prediction_views import RequestPrediction
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.errors import QueueFull, Unavailable
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRate
 from qlm_gateway.outlook.model_load import ModelLoad, model_loads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from qlm_core.errors import GatewayFull, QlmError, Unavailable
+from qlm_core.vocabulary.errors import GatewayFull, QlmError, Unavailable
 from qlm_gateway.streams.events import Refusal
 
 DRAINING_RETRY_AFTER_S = 0.1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.request import RequestKey
 
 ReaderId = int
 """A call that follows a request: a stream, or one that waits for the end."""

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 
 from qlm.api.v1.request_pb2 import Logprobs, Request, Result
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
-from qlm_core.errors import InternalError, NotFound, OffsetOutOfRange, QlmError, Unavailable
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.errors import InternalError, NotFound, OffsetOutOfRange, QlmError, Unavailable
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.streams.errors import draining, refusal_error
 from qlm_gateway.streams.events import (

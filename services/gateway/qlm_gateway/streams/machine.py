@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import assert_never
 
-from qlm_core.request import RequestKey
+from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.streams.errors import draining, streams_full
 from qlm_gateway.streams.events import (
     Accepted,

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from qlm.api.v1.request_pb2 import Logprobs, Result
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 from qlm_gateway.streams.events import ReaderId
 from qlm_gateway.text.logprobs import logprobs_part
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 from qlm_gateway.text.model_text import CONTEXT_TOKENS, Detokenizer
 from qlm_process.text.prompt_encoding import PromptEncoder
 

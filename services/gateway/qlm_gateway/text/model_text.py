@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import ConfigError
 
 CONTEXT_TOKENS = 8
 """Tokens before a piece of output that its text may depend on: a character has at most four byte tokens."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qlm_core.simulated_model import text_token_count
+from qlm_core.vocabulary.simulated_model import text_token_count
 from qlm_gateway.admission.drafts import RequestDraft
 from qlm_gateway.text.model_text import ModelText
 

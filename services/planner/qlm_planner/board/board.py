@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qlm_core.group import GroupKey
-from qlm_core.instance import UNASSIGNED, instance_of
-from qlm_core.pauses import Pause, is_paused
-from qlm_core.request import RequestFacts, SloKind
+from qlm_core.vocabulary.group import GroupKey
+from qlm_core.vocabulary.instance import UNASSIGNED, instance_of
+from qlm_core.vocabulary.pauses import Pause, is_paused
+from qlm_core.vocabulary.request import RequestFacts, SloKind
 from qlm_planner.board.demand import Rate
 from qlm_planner.board.group import USUAL, Group, band_of, from_meta, order_of
 from qlm_planner.board.slot import Slot

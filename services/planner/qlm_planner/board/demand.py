@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qlm_core.group import GroupKey, group_key
-from qlm_core.request import RequestFacts
+from qlm_core.vocabulary.group import GroupKey, group_key
+from qlm_core.vocabulary.request import RequestFacts
 
 MEMORY_S = 120.0
 """Arrivals of this age weigh 1/e."""

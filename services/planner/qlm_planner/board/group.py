@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qlm_core.group import GroupKey, group_key
-from qlm_core.instance import UNASSIGNED
-from qlm_core.request import RequestFacts, SloKind
+from qlm_core.vocabulary.group import GroupKey, group_key
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.request import RequestFacts, SloKind
 
 GroupOrder = tuple[int, int]
 """Age of a group: (fence of its leader, its number in that term)."""

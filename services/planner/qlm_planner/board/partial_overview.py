@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from qlm_core.instance import UNASSIGNED
+from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot

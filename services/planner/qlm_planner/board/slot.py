@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qlm_core.instance import InstanceFacts
-from qlm_core.reported_runs import ReportedRuns
+from qlm_core.prediction.reported_runs import ReportedRuns
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_planner.board.group import Group, GroupTraits
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from qlm_core.instance import InstanceFacts
-from qlm_core.pauses import Pause
-from qlm_core.reported_runs import ReportedRuns
-from qlm_core.request import RequestFacts
+from qlm_core.prediction.reported_runs import ReportedRuns
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.pauses import Pause
+from qlm_core.vocabulary.request import RequestFacts
 
 EntryId = tuple[int, int]
 """A stream entry id "<ms>-<n>" as two numbers, which sort as the stream does."""

@@ -1,4 +1,5 @@
-"""Service of a group on an instance: the formulas of `qlm_core.prediction_service` on one profile snapshot, cached per class of requests.
+"""Service of a group on an instance: the formulas of `qlm_core.prediction.prediction_service` on one profile snapshot, cached per class of
+requests.
 
 A class is (instance, group key, prompt length to within 1/8); its groups share one `Service` and add their count and prompt tokens. So
 10,000 groups share a few hundred services.
@@ -10,13 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qlm_core.clearing import eviction_costs
-from qlm_core.group import GroupKey
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.prediction_service import Service
-from qlm_core.prediction_service import service as service_of
-from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.operations.clearing import eviction_costs
+from qlm_core.prediction.prediction_service import Service
+from qlm_core.prediction.prediction_service import service as service_of
+from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.vocabulary.group import GroupKey
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.policy import Policy
@@ -254,8 +255,8 @@ class Estimates:
         return [] if self._profiles is None else sorted({(row.gpu, row.n_gpu) for row in self._profiles.hardware if not row.instance})
 
     def step_s(self, slot: Slot, group: Group, sequences: float) -> float:
-        """Seconds of a step of so many requests like a group's, with prefills (`qlm_core.batch_size`); infinite where the instance does not
-        serve them."""
+        """Seconds of a step of so many requests like a group's, with prefills (`qlm_core.operations.batch_size`); infinite where the
+        instance does not serve them."""
         served = self._service(slot.facts, group.traits.key, group.mean_prompt_tokens)
         if served is None:
             return math.inf

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qlm_core.request import SloKind
+from qlm_core.vocabulary.request import SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.absence import SLACKS, Absences, Floats

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_core.group import GroupKey
-from qlm_core.length_curve import LONGEST_OF, longest_of_counts
-from qlm_core.request import SloKind
+from qlm_core.statistics.length_curve import LONGEST_OF, longest_of_counts
+from qlm_core.vocabulary.group import GroupKey
+from qlm_core.vocabulary.request import SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import TIERS, Group
 from qlm_planner.board.slot import Slot

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qlm_core.errors import ConfigError, QlmError
+from qlm_core.vocabulary.errors import ConfigError, QlmError
 from qlm_planner.search.packing import packed
 from qlm_planner.search.problem import Costs, Floats, Orders, Problem
 from qlm_planner.search.solver import evaluate

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from qlm_core.group import GroupKey
-from qlm_core.instance import UNASSIGNED
-from qlm_core.pauses import is_paused
-from qlm_core.request import RequestFacts
+from qlm_core.vocabulary.group import GroupKey
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.pauses import is_paused
+from qlm_core.vocabulary.request import RequestFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group, GroupTraits, group_id_of, group_of_one, to_meta, traits_of
 from qlm_planner.board.slot import Slot

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qlm_core.planned_waits import PlannedWaits
+from qlm_core.prediction.planned_waits import PlannedWaits
 from qlm_planner.board.snapshot import Arrival
 from qlm_planner.search.problem import Orders, Problem
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_planner.board.slot import NO_LOAD, EngineLoad
 from qlm_planner.board.snapshot import Arrival, EntryId, Snapshot
 from qlm_planner.machine.effects import ApplyChunk, Call, Place, Regroup

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from qlm_core.overload import Overload
+from qlm_core.vocabulary.overload import Overload
 from qlm_planner.board.arrivals import ArrivalBuffer
 from qlm_planner.board.board import Board
 from qlm_planner.board.demand import Demand

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qlm_core.instance import InstanceFacts
+from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.demand import Demand, Rate
 from qlm_planner.board.group import Group, GroupTraits, group_of_one

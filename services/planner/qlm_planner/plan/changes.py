@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from qlm_core.overload import Overload
+from qlm_core.vocabulary.overload import Overload
 from qlm_planner.board.board import Board, Target
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qlm_core.request import SloKind
+from qlm_core.vocabulary.request import SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.cost.service_times import ClassTable

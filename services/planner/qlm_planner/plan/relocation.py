@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from qlm_core.instance import UNASSIGNED
+from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_planner.board.board import Board, Target
 from qlm_planner.board.group import Group
 from qlm_planner.cost.estimates import Estimates

@@ -1,4 +1,4 @@
-"""The waits that the planner publishes: `qlm_core.assessment` on the present board, before calibration.
+"""The waits that the planner publishes: `qlm_core.prediction.assessment` on the present board, before calibration.
 
 A class without an open group costs a pass over the groups, so one publication predicts few of these anew, in turn. Its pieces take
 one step of the machine each, so that an event waits for one piece at most.
@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from qlm_core.assessment import Assessment
-from qlm_core.group import GroupKey, slo_class, token_class
-from qlm_core.model import ModelSpec
-from qlm_core.planned_waits import CLASSES_MAX, KNOTS_MAX, QUEUES_MAX, ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
-from qlm_core.prediction_views import GroupView, QueueView, RunningView
-from qlm_core.profile import WORKLOAD_PRIOR, ProfileSnapshot
-from qlm_core.reported_runs import with_reported_outputs
-from qlm_core.request import Slo, SloKind
+from qlm_core.prediction.assessment import Assessment
+from qlm_core.prediction.planned_waits import CLASSES_MAX, KNOTS_MAX, QUEUES_MAX, ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
+from qlm_core.prediction.prediction_views import GroupView, QueueView, RunningView
+from qlm_core.prediction.reported_runs import with_reported_outputs
+from qlm_core.profiles.profile import WORKLOAD_PRIOR, ProfileSnapshot
+from qlm_core.vocabulary.group import GroupKey, slo_class, token_class
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.demand import Rate
 from qlm_planner.board.group import Group, band_of

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from qlm_core.request import RequestFacts
+from qlm_core.vocabulary.request import RequestFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.cost.service_times import ClassTable

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 
-from qlm_core.instance import UNASSIGNED
-from qlm_core.request import RequestFacts, SloKind
+from qlm_core.vocabulary.instance import UNASSIGNED
+from qlm_core.vocabulary.request import RequestFacts, SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qlm_core.request import RequestFacts
+from qlm_core.vocabulary.request import RequestFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot

@@ -1,4 +1,4 @@
-"""Balancers by agents' reports: SAL and least KV (`qlm_core.balancing`), on the planner's board.
+"""Balancers by agents' reports: SAL and least KV (`qlm_core.operations.balancing`), on the planner's board.
 
 A server's columns are its agent's last heartbeat (`agent.heartbeat_s`; the paper polls 10 times a second), corrected by the board's events:
 what waits on the virtual queue, and what its agent has pulled since. Both take KV before a new request does, as requests sent since the
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qlm_core import balancing
-from qlm_core.balancing import Servers
-from qlm_core.request import RequestFacts
+from qlm_core.operations import balancing
+from qlm_core.operations.balancing import Servers
+from qlm_core.vocabulary.request import RequestFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot

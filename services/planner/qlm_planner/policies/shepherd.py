@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array
 
-from qlm_core.request import RequestFacts
+from qlm_core.vocabulary.request import RequestFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.cost.service_times import ClassTable

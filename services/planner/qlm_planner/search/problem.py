@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 
 Integers = NDArray[np.int32]
 Floats = NDArray[np.float64]

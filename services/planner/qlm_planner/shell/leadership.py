@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 import structlog
 from opentelemetry.trace import Tracer
 
-from qlm_core.errors import LeaseLost, Unavailable
-from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.vocabulary.errors import LeaseLost, Unavailable
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_planner.machine.effects import Call, Effect, JobEnded, Outcome, Placement, PlanApplied, PlanChanged, Solve, WaitsFailed
 from qlm_planner.machine.events import CallFailed, Event, OverviewRead, PlaceAnswered, ProfilesRead, ReplanAsked, Solved, SolveFailed, Tick
 from qlm_planner.machine.step import PlannerMachine

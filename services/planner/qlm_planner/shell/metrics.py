@@ -6,7 +6,7 @@ from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from qlm_core.instance import UNASSIGNED
+from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_planner.board.group import AGED
 from qlm_planner.board.tenants import limited_tenant
 from qlm_planner.machine import events

@@ -8,8 +8,8 @@ import structlog
 from opentelemetry.sdk.trace import TracerProvider
 
 from qlm.api.v1 import planner_pb2_grpc
-from qlm_core.errors import LeaseLost
-from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import LeaseLost
 from qlm_planner.config import PlannerConfig
 from qlm_planner.policy import BATCH_MAX
 from qlm_planner.shell.leadership import Leadership

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
-from qlm_core.instance import InstanceFacts
-from qlm_core.request import RequestFacts, Slo, SloKind
-from qlm_core.slo_rules import SLO_KINDS
+from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.request import RequestFacts, Slo, SloKind
+from qlm_core.vocabulary.slo_rules import SLO_KINDS
 from qlm_planner.board.snapshot import Arrival, InstanceRow, QueueRow, Snapshot, entry_id
 from qlm_planner.machine import effects, events
 from qlm_process.wire import running as running_wire

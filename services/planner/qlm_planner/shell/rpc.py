@@ -12,8 +12,8 @@ import grpc
 import structlog
 
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
-from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable, invalid_field
-from qlm_core.instance import instance_of
+from qlm_core.vocabulary.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable, invalid_field
+from qlm_core.vocabulary.instance import instance_of
 from qlm_planner.board.slot import EngineLoad
 from qlm_planner.machine.events import InstanceAnnounced, LoadReported
 from qlm_planner.overload.advice import Advice

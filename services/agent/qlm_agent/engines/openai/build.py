@@ -11,8 +11,8 @@ from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.run import RemoteModel
 from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
 from qlm_agent.engines.openai.settings import OpenAiModelSettings, OpenAiSettings
-from qlm_core.errors import ConfigError
-from qlm_core.model import ModelSpec
+from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.model import ModelSpec
 
 
 def openai_engine(

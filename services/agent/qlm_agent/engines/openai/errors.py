@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qlm_agent.engines.port import EngineFailure, FailureKind
-from qlm_core.masking import masked
+from qlm_core.vocabulary.masking import masked
 
 REFUSING = frozenset({400, 413, 422})
 """Statuses of a request that is itself wrong."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from qlm_agent.engines.openai.errors import NotServable
 from qlm_agent.engines.port import Sampling
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 
 PLAIN = Sampling()
 

@@ -18,8 +18,8 @@ from qlm_agent.engines.openai.logprobs import records_of
 from qlm_agent.engines.openai.request_body import chat_body, completion_body
 from qlm_agent.engines.openai.server import OpenAiServer
 from qlm_agent.engines.port import EngineOutput, EngineRequest, FailureKind, FinishReason, TextPrompt, TokenPrompt
-from qlm_core.chat import ChatPrompt
-from qlm_core.simulated_model import TOKEN_BYTES
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
 
 T = TypeVar("T")
 

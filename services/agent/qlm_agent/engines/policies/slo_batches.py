@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qlm_agent.engines.policies.port import QUANTILE_LEVELS, EnginePolicy, Sequences, SequenceView
-from qlm_core.batching import BATCH_MAX, BatchRequests, OdbsRule, slo_odbs
+from qlm_core.operations.batching import BATCH_MAX, BatchRequests, OdbsRule, slo_odbs
 
 MEDIAN = QUANTILE_LEVELS.index(0.5)
 SLO_MAX_S = 1_000.0
@@ -15,9 +15,9 @@ SLO_MAX_S = 1_000.0
 
 
 class SloOdbs(EnginePolicy):
-    """SLO-ODBS: the first batch of `qlm_core.batching.slo_odbs` over the waiting runs of the lowest band; nobody joins until it has ended.
-    The SLO is what is left of it, the length the predicted median; without predictions lengths count nothing. `w1` weighs tokens, `w2`
-    seconds: SLO-DBS has w1 = 0, ODBS w2 = 0."""
+    """SLO-ODBS: the first batch of `qlm_core.operations.batching.slo_odbs` over the waiting runs of the lowest band; nobody joins until it
+    has ended. The SLO is what is left of it, the length the predicted median; without predictions lengths count nothing. `w1` weighs
+    tokens, `w2` seconds: SLO-DBS has w1 = 0, ODBS w2 = 0."""
 
     def __init__(self, *, w1: float = 0.5, w2: float = 1.0, threshold: float = 15_000.0, batch_max: int = BATCH_MAX) -> None:
         self._rule = OdbsRule(w1=w1, w2=w2, threshold=threshold, batch_max=batch_max)

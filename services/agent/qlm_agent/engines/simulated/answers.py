@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from qlm_agent.delivery.logprobs import record
 from qlm_agent.engines.port import EngineRequest, Prompt, TextPrompt, TokenPrompt
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import InvalidRequest
-from qlm_core.model import ModelSpec
-from qlm_core.simulated_model import (
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import InvalidRequest
+from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.simulated_model import (
     LENGTH_TOKEN_BASE,
     TOKEN_BYTES,
     answer_length,

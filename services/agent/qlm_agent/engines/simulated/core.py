@@ -21,9 +21,9 @@ from qlm_agent.engines.simulated.sequences import Progress, RunState
 from qlm_agent.engines.simulated.tiers import ModelTiers
 from qlm_agent.engines.simulated.timing import InstanceNoise, StepTiming
 from qlm_agent.engines.simulated.transfers import Link, OperationEnded
-from qlm_core.errors import InvalidRequest
-from qlm_core.model import ModelSpec
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.vocabulary.errors import InvalidRequest
+from qlm_core.vocabulary.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

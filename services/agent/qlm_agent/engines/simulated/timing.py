@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qlm_core.profile import HardwareProfile
+from qlm_core.profiles.profile import HardwareProfile
 
 STEP_NOISE_MIN = 0.05
 """Least relative standard deviation of a step."""

@@ -20,8 +20,8 @@ from qlm_agent.engines.vllm.process.versions import check_device
 from qlm_agent.engines.vllm.runner.port import bytes_of
 from qlm_agent.engines.vllm.runner.sampling import sampling_document
 from qlm_agent.engines.vllm.settings import VllmSettings
-from qlm_core.chat import ChatPrompt
-from qlm_core.errors import ConfigError, QlmError
+from qlm_core.vocabulary.chat import ChatPrompt
+from qlm_core.vocabulary.errors import ConfigError, QlmError
 
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 30.0

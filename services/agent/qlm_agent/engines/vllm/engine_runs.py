@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from qlm_agent.engines.port import EngineFailure, EngineOutput, EngineRequest, FailureKind, FinishReason
 from qlm_agent.engines.vllm.process.frames import Frame
-from qlm_core.simulated_model import TOKEN_BYTES
+from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
 
 
 @dataclass(slots=True)

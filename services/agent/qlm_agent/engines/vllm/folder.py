@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qlm_agent.engines.port import ModelLoadFailed
-from qlm_core.model import ModelFacts
+from qlm_core.vocabulary.model import ModelFacts
 
 NAMES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
 """Keys of config.json without a bearing on the shape."""

@@ -28,7 +28,7 @@ from qlm_agent.engines.vllm.process.child import CallFailed, Child, ChildEnded
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.template import Template
 from qlm_agent.engines.vllm.settings import VllmSettings
-from qlm_core.errors import ConfigError, QlmError
+from qlm_core.vocabulary.errors import ConfigError, QlmError
 
 WEIGHTS_LEVEL, NOTHING_LEVEL = 1, 2
 """Sleep levels of vLLM: weights move to host memory, or are dropped."""

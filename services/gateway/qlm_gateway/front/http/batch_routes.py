@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 from aiohttp import BodyPartReader, web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qlm_core.errors import InvalidRequest, PermissionDenied, Unavailable, invalid_field
-from qlm_core.name_rules import checked_tenant
+from qlm_core.vocabulary.errors import InvalidRequest, PermissionDenied, Unavailable, invalid_field
+from qlm_core.vocabulary.name_rules import checked_tenant
 from qlm_gateway.batches.folder import BatchFolder, FileInUse, new_id
 from qlm_gateway.batches.lines import ENDPOINTS
 from qlm_gateway.batches.records import (

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qlm_core.errors import InvalidRequest, invalid_field
+from qlm_core.vocabulary.errors import InvalidRequest, invalid_field
 from qlm_gateway.admission.rules import MESSAGES_MAX
 
 Uint32 = Annotated[int, Field(ge=0, lt=1 << 32)]

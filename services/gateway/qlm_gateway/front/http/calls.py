@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qlm.api.v1.request_pb2 import ChatMessage, ChatPrompt, Request, SamplingParams, TokenPrompt
-from qlm_core.errors import invalid_field
+from qlm_core.vocabulary.errors import invalid_field
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, Message, ResponseFormat
 from qlm_gateway.front.http.objectives import objective_of
 from qlm_gateway.front.http.settings import HttpSettings

@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 
 from qlm.api.v1.gateway_pb2 import Accepted, CancelRequest, GenerateRequest, ResultRequest, StreamRequest, SubmitRequest
-from qlm_core.errors import NotFound, QlmError
+from qlm_core.vocabulary.errors import NotFound, QlmError
 from qlm_gateway.front.http.answers import TextOf, accepted_document, completion, created_of, usage_of
 from qlm_gateway.front.http.calls import Call
 from qlm_gateway.front.http.collected_choice import CollectedChoice

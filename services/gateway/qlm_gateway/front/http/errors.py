@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qlm.api.v1.request_pb2 import Result
-from qlm_core.errors import (
+from qlm_core.vocabulary.errors import (
     CallDeadlineExceeded,
     GatewayFull,
     InvalidRequest,

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.request_pb2 import RequestState, Usage
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 from qlm_gateway.front.http.answers import ChunkForm, TextOf, created_of, finish_reason, logprobs_of, usage_of
 from qlm_gateway.front.http.calls import Call, EventId
 from qlm_gateway.front.http.errors import ended_error, error_body

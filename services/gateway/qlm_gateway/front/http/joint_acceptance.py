@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from qlm.api.v1.gateway_pb2 import Accepted
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 
 
 class JointAcceptance:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qlm.api.v1.request_pb2 import Slo, SloKind
-from qlm_core.errors import invalid_field
-from qlm_core.slo_rules import PRIORITY_MAX
+from qlm_core.vocabulary.errors import invalid_field
+from qlm_core.vocabulary.slo_rules import PRIORITY_MAX
 from qlm_gateway.front.http.settings import HttpSettings
 
 SECONDS = "x-qlm-slo-seconds"

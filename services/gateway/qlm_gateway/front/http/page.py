@@ -23,7 +23,7 @@ from qlm.api.v1.gateway_pb2 import (
     QueueStatusResponse,
 )
 from qlm.credentials import Credentials
-from qlm_core.errors import Unavailable, invalid_field
+from qlm_core.vocabulary.errors import Unavailable, invalid_field
 from qlm_gateway.front.callers import Caller, Callers
 from qlm_gateway.front.http.answers import status_document
 from qlm_gateway.front.http.cluster_document import cluster_document

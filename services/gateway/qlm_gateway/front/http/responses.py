@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from qlm_core.errors import InternalError, QlmError
+from qlm_core.vocabulary.errors import InternalError, QlmError
 from qlm_gateway.front.http.errors import NO_NAMES, error_body, error_headers, status_of
 
 

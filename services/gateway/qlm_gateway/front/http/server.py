@@ -13,7 +13,7 @@ from aiohttp import web
 
 from qlm.api.v1.gateway_pb2 import CancelRequest, ListModelsRequest, QueueStatusRequest, ResultRequest
 from qlm.api.v1.request_pb2 import RequestState, Result
-from qlm_core.errors import ConfigError, NotFound, QlmError
+from qlm_core.vocabulary.errors import ConfigError, NotFound, QlmError
 from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.answers import (
     TextOf,

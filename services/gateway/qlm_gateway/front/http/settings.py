@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from qlm_core.slo_rules import SECONDS_MIN, SLO_S_MAX
+from qlm_core.vocabulary.slo_rules import SECONDS_MIN, SLO_S_MAX
 from qlm_process.settings import PORT, Count, Seconds, Section
 
 HttpAddress = Annotated[str, Field(pattern=rf"^$|^.+:{PORT}$")]

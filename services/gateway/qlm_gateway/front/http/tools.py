@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from qlm.api.v1.request_pb2 import ChatPrompt, SamplingParams
-from qlm_core.errors import invalid_field
+from qlm_core.vocabulary.errors import invalid_field
 from qlm_gateway.front.http.bodies import ChatBody, NamedTool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from qlm_agent.engines.vllm.process.frames import BrokenFrame, Frame, FrameReader
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 
 WATCH_SHARE = 0.1
 WATCH_MAX_S = 1.0

@@ -13,7 +13,7 @@ from qlm_agent.engines.port import FailureKind, TextPrompt
 from qlm_agent.engines.vllm.process.frames import Frame, FrameReader
 from qlm_agent.engines.vllm.runner.port import LoadPlan, Runner, RunOutput, RunPlan, bytes_of, ids_of
 from qlm_agent.engines.vllm.runner.runs import Runs
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 
 READ_BYTES = 1 << 20
 

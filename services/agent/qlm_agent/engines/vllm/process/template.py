@@ -22,7 +22,7 @@ import structlog
 from qlm_agent.engines.vllm.process.child import Child, ChildEnded
 from qlm_agent.engines.vllm.process.frames import Frame, FrameReader
 from qlm_agent.engines.vllm.process.versions import check_version, sources_digest
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.temporary_folder import TemporaryFolder
 
 READ_BYTES = 1 << 16

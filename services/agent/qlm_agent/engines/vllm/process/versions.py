@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from qlm_core.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError
 
 OLDEST = (0, 32)
 NEWEST_TRIED = (0, 32)

@@ -17,7 +17,7 @@ from qlm_agent.engines.vllm.runner.port import LoadPlan, RunnerStats, RunOutput,
 from qlm_agent.engines.vllm.runner.prompts import ModelText
 from qlm_agent.engines.vllm.runner.sampling import vllm_arguments
 from qlm_agent.engines.vllm.runner.sleeping import EXTENSION, SleepingModel, WorkerProbe
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 
 
 def records_of(completion: Any, sampling: Any) -> bytes:

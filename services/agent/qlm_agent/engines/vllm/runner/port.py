@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qlm_agent.engines.port import TextPrompt
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 
 TOKEN_TYPE = "I"  # four bytes on all platforms that vLLM has
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qlm_agent.engines.port import TextPrompt
-from qlm_core.chat import ChatPrompt
+from qlm_core.vocabulary.chat import ChatPrompt
 from qlm_process.text.prompt_encoding import PromptEncoder
 
 REPLACEMENT = "\ufffd"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from qlm_core.errors import invalid_field
+from qlm_core.vocabulary.errors import invalid_field
 from qlm_gateway.admission.rules import MESSAGES_MAX
 from qlm_gateway.front.http.bodies import HARMLESS_VALUES, Body, BodyPart, ChatBody, Message, PositiveUint32
 

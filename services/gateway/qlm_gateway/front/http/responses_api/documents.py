@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from qlm_core.errors import QlmError
+from qlm_core.vocabulary.errors import QlmError
 from qlm_gateway.front.http.answers import ChunkForm
 from qlm_gateway.front.http.calls import Call
 from qlm_gateway.front.http.errors import error_document

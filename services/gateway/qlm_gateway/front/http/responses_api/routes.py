@@ -8,7 +8,7 @@ from aiohttp import web
 
 from qlm.api.v1.gateway_pb2 import QueueStatusRequest, ResultRequest
 from qlm.api.v1.request_pb2 import RequestState, Usage
-from qlm_core.errors import QlmError, invalid_field
+from qlm_core.vocabulary.errors import QlmError, invalid_field
 from qlm_gateway.front.http.answers import TextOf, created_of, result_document, state_name, usage_of
 from qlm_gateway.front.http.calls import LAST_EVENT_ID, Call, read_call
 from qlm_gateway.front.http.completions import Completions, UnaryContext, metadata_of
