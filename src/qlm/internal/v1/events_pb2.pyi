@@ -160,7 +160,7 @@ class RequestEvent(_message.Message):
     """
     finished_s: _builtins.float
     slo_class: _builtins.str
-    """As `qlm_core.group.slo_class` names it; empty where the caller does not know it."""
+    """As `qlm_core.vocabulary.group.slo_class` names it; empty where the caller does not know it."""
     instance: _builtins.str
     """MODEL_, KV_ and GROUP_ kinds: the instance that it happened on."""
     from_model: _builtins.str
