@@ -1,10 +1,10 @@
-"""Files and batches over HTTP: the official client, real gateways, a real server, one shared folder."""
+"""Files and batches over HTTP: the official client, real gateways, a real server, one shared folder or bucket."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import openai
 import pytest
 from openai.types import Batch
 
+from batch_places import PLACES, opened_place
 from identity_files import add_key
 from qlm_gateway.batches import records
 
@@ -20,6 +21,12 @@ from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig
 from .http_rig import HTTP, chat_text, client_of
 
 ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with opened_place(request.param, tmp_path / "files", monkeypatch) as opened:
+        yield opened
 
 
 def line_of(custom_id: str, **changes: Any) -> str:
@@ -31,14 +38,14 @@ def lines_of(count: int) -> bytes:
     return "\n".join(line_of(f"c{number}") for number in range(count)).encode()
 
 
-async def gateway_of(rig: Rig, folder: Path, **settings: Any) -> GatewayRun:
-    batches = {"folder": str(folder), **settings.pop("batches", {})}
+async def gateway_of(rig: Rig, place: str, **settings: Any) -> GatewayRun:
+    batches = {"folder": place, **settings.pop("batches", {})}
     return await rig.gateway(http=HTTP, batches=batches, **settings)
 
 
 @asynccontextmanager
-async def opened(rig: Rig, folder: Path, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    gateway = await gateway_of(rig, folder, **settings)
+async def opened(rig: Rig, place: str, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    gateway = await gateway_of(rig, place, **settings)
     async with client_of(gateway.gateway.http_url) as client:
         yield client
 
@@ -61,9 +68,9 @@ async def answers_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[di
     return [json.loads(line) for line in (await client.files.content(file_id)).content.splitlines()]
 
 
-async def test_each_line_has_its_answer(rig: Rig, tmp_path: Path) -> None:
+async def test_each_line_has_its_answer(rig: Rig, place: str) -> None:
     rig.serve()
-    async with opened(rig, tmp_path / "files") as client:
+    async with opened(rig, place) as client:
         content = b"\xef\xbb\xbf" + line_of("first").encode() + b"\r\n\r\n" + line_of("second", body={"max_tokens": 3}).encode()
         created = await batch_of(
             client, content, metadata={"run": "nightly"}, extra_body={"output_expires_after": {"anchor": "created_at", "seconds": 7200}}
@@ -107,9 +114,9 @@ WRONG = (
 )
 
 
-async def test_a_file_with_wrong_lines_fails_with_each_of_them(rig: Rig, tmp_path: Path) -> None:
+async def test_a_file_with_wrong_lines_fails_with_each_of_them(rig: Rig, place: str) -> None:
     rig.serve()
-    async with opened(rig, tmp_path / "files") as client:
+    async with opened(rig, place) as client:
         content = "\n".join([line_of("twice"), *(line for line, _, _ in WRONG)]).encode() + b'\n"\xff"'
         batch = await ended(client, (await batch_of(client, content)).id)
         assert batch.status == "failed"
@@ -133,16 +140,16 @@ async def test_a_file_with_wrong_lines_fails_with_each_of_them(rig: Rig, tmp_pat
         ({"metadata": {"k" * 65: ""}}, "metadata"),
     ],
 )
-async def test_a_batch_of_wrong_fields_is_refused(rig: Rig, tmp_path: Path, fields: dict[str, Any], param: str) -> None:
-    async with opened(rig, tmp_path / "files") as client:
+async def test_a_batch_of_wrong_fields_is_refused(rig: Rig, place: str, fields: dict[str, Any], param: str) -> None:
+    async with opened(rig, place) as client:
         with pytest.raises(openai.BadRequestError) as refused:
             await batch_of(client, lines_of(1), **fields)
         assert refused.value.param == param
 
 
-async def test_files_and_lines_have_bounds(rig: Rig, tmp_path: Path) -> None:
+async def test_files_and_lines_have_bounds(rig: Rig, place: str) -> None:
     bounds = {"file_bytes_max": 2_000, "tenant_bytes_max": 3_000, "lines_max": 5}
-    async with opened(rig, tmp_path / "files", batches=bounds) as client:
+    async with opened(rig, place, batches=bounds) as client:
         with pytest.raises(openai.APIStatusError) as large:
             await client.files.create(file=("a", b"x" * 2_001), purpose="batch")
         assert large.value.status_code == 413
@@ -155,12 +162,11 @@ async def test_files_and_lines_have_bounds(rig: Rig, tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError) as purpose:
             await client.files.create(file=("b", b"x"), purpose="fine-tune")
         assert purpose.value.param == "purpose"
-    assert not list(tmp_path.rglob("*.part"))
 
 
-async def test_another_gateway_goes_on_and_no_line_is_answered_twice(rig: Rig, tmp_path: Path) -> None:
+async def test_another_gateway_goes_on_and_no_line_is_answered_twice(rig: Rig, place: str) -> None:
     bounds = {"in_flight_max": 16}
-    first, second = [await gateway_of(rig, tmp_path / "files", batches=bounds) for _ in range(2)]
+    first, second = [await gateway_of(rig, place, batches=bounds) for _ in range(2)]
     async with client_of(first.gateway.http_url) as client:
         created = await batch_of(client, lines_of(100))
         serving = asyncio.create_task(rig.agent.run(0.05))
@@ -179,8 +185,8 @@ async def test_another_gateway_goes_on_and_no_line_is_answered_twice(rig: Rig, t
     assert (await rig.queue.overview()).accepted_count == 100
 
 
-async def test_a_cancelled_batch_keeps_what_was_answered(rig: Rig, tmp_path: Path) -> None:
-    async with opened(rig, tmp_path / "files", batches={"in_flight_max": 8}) as client:
+async def test_a_cancelled_batch_keeps_what_was_answered(rig: Rig, place: str) -> None:
+    async with opened(rig, place, batches={"in_flight_max": 8}) as client:
         created = await batch_of(client, lines_of(50))
         serving = asyncio.create_task(rig.agent.run(0.05))
         async with asyncio.timeout(PATIENCE_S):
@@ -199,9 +205,9 @@ async def test_a_cancelled_batch_keeps_what_was_answered(rig: Rig, tmp_path: Pat
         assert (await rig.queue.overview()).live == 0, "those that waited are cancelled"
 
 
-async def test_lines_that_are_not_answered_in_time_expire(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_that_are_not_answered_in_time_expire(rig: Rig, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(records.WINDOWS_S, "15m", 2.0)
-    async with opened(rig, tmp_path / "files", batches={"in_flight_max": 2}) as client:
+    async with opened(rig, place, batches={"in_flight_max": 2}) as client:
         batch = await ended(client, (await batch_of(client, lines_of(5), completion_window="15m")).id)
         assert batch.status == "expired"
         errors = await answers_of(client, batch.error_file_id)
@@ -209,10 +215,10 @@ async def test_lines_that_are_not_answered_in_time_expire(rig: Rig, tmp_path: Pa
         assert sorted(each["custom_id"] for each in errors) == [f"c{number}" for number in range(5)]
 
 
-async def test_tenants_do_not_see_each_other(rig: Rig, tmp_path: Path) -> None:
+async def test_tenants_do_not_see_each_other(rig: Rig, place: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     acme, other, poor = add_key(keys, "acme"), add_key(keys, "other"), add_key(keys, "poor", models=("another",), slo_s_min=7_200.0)
-    gateway = await gateway_of(rig, tmp_path / "files", security={"key_file": str(keys)})
+    gateway = await gateway_of(rig, place, security={"key_file": str(keys)})
 
     def client(key: str) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{gateway.gateway.http_url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)

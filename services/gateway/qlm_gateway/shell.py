@@ -19,7 +19,8 @@ from qlm_core.vocabulary.errors import Unavailable
 from qlm_core.vocabulary.overload import Overload
 from qlm_gateway.admission.entry import Entry
 from qlm_gateway.batches.driver import BatchDriver
-from qlm_gateway.batches.folder import BatchFolder
+from qlm_gateway.batches.objects import open_objects
+from qlm_gateway.batches.store import BatchStore
 from qlm_gateway.config import GatewayConfig, aliases_of, catalogue_of, open_texts
 from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.batch_routes import BatchRoutes
@@ -103,7 +104,7 @@ class Gateway:
             config.security,
             guarded=False,
         )
-        folder = BatchFolder(settings.batches) if settings.batches.folder else None
+        store = BatchStore(open_objects(settings.batches.folder), settings.batches) if settings.batches.folder else None
         now_s = self._clock.now_s
         self._http = HttpFront(
             settings.http,
@@ -114,7 +115,7 @@ class Gateway:
             callers,
             config.security,
             PageRoutes(service, queue, callers, self.metrics.registry, settings.name, config.security.credentials(), monotonic),
-            BatchRoutes(folder, settings.batches, callers, now_s, settings.http.body_timeout_s) if folder is not None else None,
+            BatchRoutes(store, settings.batches, callers, now_s, settings.http.body_timeout_s) if store is not None else None,
             tool_forms_of(config.models, texts, aliases),
             is_serving=lambda: not self._watch.away and not self._hub.draining,
             is_draining=lambda: self._hub.draining,
@@ -123,9 +124,9 @@ class Gateway:
         lease = config.queue
         self._election = RoleElection(queue, BATCHES_ROLE, settings.name, ttl_s=lease.lease_ttl_s, renew_s=lease.lease_renew_s)
         self._batches: BatchDriver | None = None
-        if folder is not None:
+        if store is not None:
             models = {**{name: name for name in catalogue}, **aliases}
-            self._batches = BatchDriver(folder, settings.batches, settings.http, service, models, self._http.result_document, now_s)
+            self._batches = BatchDriver(store, settings.batches, settings.http, service, models, self._http.result_document, now_s)
 
     @property
     def http_url(self) -> str:

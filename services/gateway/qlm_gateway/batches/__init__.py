@@ -2,5 +2,7 @@
 
 records    files and batches, and how the API shows them
 lines      the lines of an input file
-folder     where all of it lies: a folder that all gateways share
+store      files, batches and quotas by tenant, as named objects
+answers    the answers of a batch until it ends
+objects    the port to where objects lie: `folder` on a file system, `bucket` in an S3-compatible store
 driver     feeds the lines and writes the answers: at one gateway at a time, by a lease"""

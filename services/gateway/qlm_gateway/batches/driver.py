@@ -1,4 +1,4 @@
-"""Feeds the lines of open batches into the queue and writes their answers. Everything that it knows is in the folder and in the queue: the
+"""Feeds the lines of open batches into the queue and writes their answers. Everything that it knows is in the store and in the queue: the
 next driver goes on where this one ended. A line's request id follows from its batch and its number, so no line runs twice."""
 
 from __future__ import annotations
@@ -7,8 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import structlog
 
@@ -16,11 +15,11 @@ from qlm.api.v1.request_pb2 import Request, RequestState, Result, Slo, SloKind
 from qlm_core.vocabulary.errors import CallDeadlineExceeded, GatewayFull, NotFound, QlmError, QueueFull, RequestIdConflict, Unavailable
 from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.batches.answers import ERRORS, OUTPUT, Answers
-from qlm_gateway.batches.folder import OUTPUT as OUTPUT_PURPOSE
-from qlm_gateway.batches.folder import BatchFolder, new_id
 from qlm_gateway.batches.lines import BadLine, Line, check_file, parse_line, read_lines
-from qlm_gateway.batches.records import BatchRecord, BatchState, FileRecord, LineError
+from qlm_gateway.batches.records import TERMINAL, BatchRecord, BatchState, FileRecord, LineError
 from qlm_gateway.batches.settings import BatchSettings
+from qlm_gateway.batches.store import OUTPUT as OUTPUT_PURPOSE
+from qlm_gateway.batches.store import BatchEnded, BatchStore, new_id
 from qlm_gateway.front.http.settings import HttpSettings
 
 POLL_S = 1.0
@@ -51,7 +50,7 @@ class BatchDriver:
 
     def __init__(
         self,
-        folder: BatchFolder,
+        store: BatchStore,
         settings: BatchSettings,
         http: HttpSettings,
         requests: Requests,
@@ -59,7 +58,7 @@ class BatchDriver:
         document: Callable[[Result, bool], Mapping[str, Any]],
         now_s: Callable[[], float],
     ) -> None:
-        self._folder = folder
+        self._store = store
         self._settings = settings
         self._http = http
         self._requests = requests
@@ -80,14 +79,14 @@ class BatchDriver:
                         del running[key]
                         again_s[key] = 0.0 if task.result() else self._now_s() + RETRY_MAX_S
                 try:
-                    batches = await asyncio.to_thread(self._folder.open_batches)
+                    batches = await self._store.do(self._store.open_batches)
                     again_s = {key: at_s for key, at_s in again_s.items() if key in batches}
                     for key in batches:
                         if key not in running and self._now_s() >= again_s.get(key, 0.0):
                             running[key] = asyncio.create_task(self._guarded(*key))
                     if self._now_s() - cleaned_s >= EXPIRED_FILES_EVERY_S:
                         cleaned_s = self._now_s()
-                        await asyncio.to_thread(self._folder.delete_expired, cleaned_s)
+                        await self._store.do(self._store.delete_expired, cleaned_s)
                 except OSError as error:
                     structlog.get_logger().error("batches_unreadable", error=str(error))
                 await asyncio.sleep(POLL_S)
@@ -100,7 +99,9 @@ class BatchDriver:
     async def _guarded(self, tenant: str, batch_id: str) -> bool:
         """Whether it ended."""
         try:
-            await self._drive(await asyncio.to_thread(self._folder.batch, tenant, batch_id))
+            await self._drive(await self._store.do(self._store.batch, tenant, batch_id))
+        except BatchEnded:
+            pass
         except Exception as error:  # a full disk, a damaged record or a bug costs this batch some time, and no other one
             first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             structlog.get_logger().error("batch_failed", batch=batch_id, error=f"{type(first).__name__}: {first}")
@@ -108,11 +109,14 @@ class BatchDriver:
         return True
 
     async def _drive(self, batch: BatchRecord) -> None:
+        if batch.state in TERMINAL:  # an earlier driver was killed right before this
+            await self._store.do(self._store.close, batch)
+            return
         if batch.state is BatchState.VALIDATING:
             batch = await self._validated(batch)
             if batch.state is BatchState.FAILED:
                 return
-        answers = await asyncio.to_thread(Answers, self._folder, batch)
+        answers = await self._store.do(Answers, self._store.objects, batch)
         in_flight: dict[int, RequestKey] = {}
         feeding = asyncio.create_task(self._feed(batch, answers, in_flight))
         try:
@@ -123,32 +127,32 @@ class BatchDriver:
                 batch = batch.moved(BatchState.CANCELLING, self._now_s()) if state is BatchState.CANCELLED else batch
                 await self._withdraw(in_flight)
                 if state is BatchState.EXPIRED:
-                    await asyncio.to_thread(self._expire_rest, batch, answers)
-            await asyncio.to_thread(self._finish, batch, answers, state)
+                    await self._store.do(self._expire_rest, batch, answers)
+            await self._store.do(self._finish, batch, answers, state)
         finally:
             feeding.cancel()
             await asyncio.wait([feeding])
-            answers.close()
 
     async def _validated(self, batch: BatchRecord) -> BatchRecord:
         """In progress, or failed with the reasons."""
         models = {name for name, model in self._models.items() if not batch.models or model in batch.models}
         try:
-            path = await asyncio.to_thread(self._input, batch)
-            total, errors = await asyncio.to_thread(check_file, path, batch.endpoint, self._http, self._settings.lines_max, models)
-        except (NotFound, FileNotFoundError):
+            file = await self._store.do(self._input, batch)
+            total, errors = await self._store.do(check_file, file, batch.endpoint, self._http, self._settings.lines_max, models)
+        except NotFound:
             total, errors = 0, [LineError(code="invalid_file", message="the input file was deleted", param="input_file_id")]
         if errors:
             batch = batch.moved(BatchState.FAILED, self._now_s(), errors=tuple(errors))
-            await asyncio.to_thread(self._folder.finish, batch)
+            await self._store.do(self._end, batch)
             return batch
         ids = {"output_file_id": new_id("file"), "error_file_id": new_id("file")}
         batch = batch.moved(BatchState.IN_PROGRESS, self._now_s(), total=total, **ids)
-        await asyncio.to_thread(self._folder.save, batch)
+        await self._store.do(self._store.save, batch)
         return batch
 
-    def _input(self, batch: BatchRecord) -> Path:
-        return self._folder.data(self._folder.file(batch.tenant, batch.input_file_id))
+    def _input(self, batch: BatchRecord) -> BinaryIO:
+        """Raises NotFound."""
+        return self._store.open_file(self._store.file(batch.tenant, batch.input_file_id))
 
     async def _watch(self, batch: BatchRecord, answers: Answers, feeding: asyncio.Task[None]) -> BatchState:
         """Saves counts and answers until all lines have one, the batch is cancelled, or its window is over; returns what it is then."""
@@ -157,12 +161,13 @@ class BatchDriver:
             await asyncio.wait([feeding], timeout=POLL_S)
             if saved != len(answers.done):
                 saved = len(answers.done)
-                await asyncio.to_thread(answers.sync)
+                await self._store.do(answers.save)
+                answers.room.set()
                 counts = {"completed": answers.completed, "failed": answers.failed}
-                await asyncio.to_thread(self._folder.save, batch.model_copy(update=counts))
+                await self._store.do(self._store.save, batch.model_copy(update=counts))
             if feeding.done():
                 break
-            if await asyncio.to_thread(self._folder.is_cancelled, batch):
+            if await self._store.do(self._store.is_cancelled, batch):
                 return BatchState.CANCELLED
             if self._now_s() >= batch.deadline_s:
                 return BatchState.EXPIRED
@@ -170,13 +175,13 @@ class BatchDriver:
         return BatchState.COMPLETED
 
     async def _feed(self, batch: BatchRecord, answers: Answers, in_flight: dict[int, RequestKey]) -> None:
-        path = await asyncio.to_thread(self._input, batch)
-        lines = read_lines(path, self._http.body_bytes_max)
+        lines = read_lines(await self._store.do(self._input, batch), self._http.body_bytes_max)
         async with asyncio.TaskGroup() as tasks:
-            while chunk := await asyncio.to_thread(_next_of, lines):
+            while chunk := await self._store.do(_next_of, lines):
                 for number, raw in chunk:
                     if number in answers.done:
                         continue
+                    await answers.room.wait()
                     await self._room.acquire()
                     task = tasks.create_task(self._answered(batch, number, raw, answers, in_flight))
                     task.add_done_callback(lambda _: self._room.release())
@@ -227,9 +232,8 @@ class BatchDriver:
                 await self._requests.cancel(key)
 
     def _expire_rest(self, batch: BatchRecord, answers: Answers) -> None:
-        path = self._input(batch)
         error = {"code": "batch_expired", "message": "the batch's completion window was over before this request was answered"}
-        for number, raw in read_lines(path, self._http.body_bytes_max):
+        for number, raw in read_lines(self._input(batch), self._http.body_bytes_max):
             with suppress(BadLine):
                 answers.add(number, parse_line(number, raw, batch.endpoint, self._http).custom_id, None, error)
 
@@ -237,24 +241,29 @@ class BatchDriver:
         counts = {"completed": answers.completed, "failed": answers.failed}
         now_s = self._now_s()
         batch = batch.moved(BatchState.FINALIZING, now_s, **counts)
-        self._folder.save(batch)
-        answers.sync()
+        self._store.save(batch)
+        answers.save()
         for kind, file_id, lines in ((OUTPUT, batch.output_file_id, answers.completed), (ERRORS, batch.error_file_id, answers.failed)):
             if lines:
-                written = self._folder.begin_file(batch.tenant)
-                record = FileRecord(
-                    id=file_id,
-                    tenant=batch.tenant,
-                    filename=f"{batch.id}_{kind}.jsonl",
-                    purpose=OUTPUT_PURPOSE,
-                    size=answers.whole(kind, written),
-                    created_s=now_s,
-                    expires_s=None if batch.keep_output_s is None else now_s + batch.keep_output_s,
-                )
-                self._folder.add_file(written, record)
-        self._folder.finish(batch.moved(state, now_s))
-        for kind in (OUTPUT, ERRORS):
-            self._folder.answers(batch, kind).unlink(missing_ok=True)
+                upload = self._store.begin_file(batch.tenant, file_id, now_s)
+                try:
+                    record = FileRecord(
+                        id=file_id,
+                        tenant=batch.tenant,
+                        filename=f"{batch.id}_{kind}.jsonl",
+                        purpose=OUTPUT_PURPOSE,
+                        size=answers.whole(kind, upload.writer),
+                        created_s=now_s,
+                        expires_s=None if batch.keep_output_s is None else now_s + batch.keep_output_s,
+                    )
+                    self._store.add_file(upload, record)
+                finally:
+                    self._store.end_upload(upload)
+        self._end(batch.moved(state, now_s))
+
+    def _end(self, batch: BatchRecord) -> None:
+        self._store.save(batch)
+        self._store.close(batch)
 
 
 def _next_of(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:

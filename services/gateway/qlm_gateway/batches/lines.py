@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import BinaryIO
 
 from qlm.api.v1.request_pb2 import Request
 from qlm_core.vocabulary.errors import QlmError
@@ -38,9 +38,9 @@ class BadLine(Exception):
         self.error = error
 
 
-def read_lines(path: Path, line_bytes_max: int) -> Iterator[tuple[int, bytes]]:
-    """Numbers and contents of the lines that are not empty; of a longer line its first `line_bytes_max` + 1 bytes."""
-    with path.open("rb") as file:
+def read_lines(file: BinaryIO, line_bytes_max: int) -> Iterator[tuple[int, bytes]]:
+    """Numbers and contents of the lines that are not empty; of a longer line its first `line_bytes_max` + 1 bytes. Closes the file."""
+    with file:
         number = 0
         while raw := file.readline(line_bytes_max + 1):
             number += 1
@@ -89,10 +89,12 @@ def parse_line(number: int, line: bytes, endpoint: str, settings: HttpSettings) 
     return Line(number=number, custom_id=custom_id, request=request)
 
 
-def check_file(path: Path, endpoint: str, settings: HttpSettings, lines_max: int, models: Collection[str]) -> tuple[int, list[LineError]]:
+def check_file(
+    file: BinaryIO, endpoint: str, settings: HttpSettings, lines_max: int, models: Collection[str]
+) -> tuple[int, list[LineError]]:
     """How many requests a file has, and what is wrong with it, at most ERRORS_MAX errors. `models`: those that may be asked."""
     total, errors, seen = 0, list[LineError](), dict[str, int]()
-    for number, raw in read_lines(path, settings.body_bytes_max):
+    for number, raw in read_lines(file, settings.body_bytes_max):
         total += 1
         if total > lines_max:
             errors.append(LineError(code="too_many_tasks", message=f"a batch has at most {lines_max} requests"))

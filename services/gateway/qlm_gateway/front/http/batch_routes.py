@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from aiohttp import BodyPartReader, web
@@ -13,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qlm_core.vocabulary.errors import InvalidRequest, PermissionDenied, Unavailable, invalid_field
 from qlm_core.vocabulary.name_rules import checked_tenant
-from qlm_gateway.batches.folder import BatchFolder, FileInUse, new_id
 from qlm_gateway.batches.lines import ENDPOINTS
+from qlm_gateway.batches.objects import PIECE_BYTES, ObjectWriter
 from qlm_gateway.batches.records import (
     METADATA_KEY_MAX,
     METADATA_MAX,
@@ -25,12 +23,12 @@ from qlm_gateway.batches.records import (
     FileRecord,
 )
 from qlm_gateway.batches.settings import BatchSettings
+from qlm_gateway.batches.store import BatchStore, FileInUse, new_id
 from qlm_gateway.front.callers import Caller, Callers
 from qlm_gateway.front.http.completions import metadata_of
 from qlm_gateway.front.http.errors import HttpError
 from qlm_gateway.front.http.responses import json_response
 
-PIECE_BYTES = 1 << 20
 FIELD_BYTES_MAX = 1 << 10
 LIST_MAX, LIST_DEFAULT = 10_000, 20
 EXPIRES_MIN_S, EXPIRES_MAX_S = 3_600, 30 * 86_400
@@ -56,12 +54,12 @@ class _NewBatch(BaseModel):
 
 
 class BatchRoutes:
-    """Errors of the folder's disk are UNAVAILABLE. `piece_timeout_s`: longest pause within an upload. `now_s`: the queue's clock."""
+    """Errors of the store are UNAVAILABLE. `piece_timeout_s`: longest pause within an upload. `now_s`: the queue's clock."""
 
     def __init__(
-        self, folder: BatchFolder, settings: BatchSettings, callers: Callers, now_s: Callable[[], float], piece_timeout_s: float
+        self, store: BatchStore, settings: BatchSettings, callers: Callers, now_s: Callable[[], float], piece_timeout_s: float
     ) -> None:
-        self._folder = folder
+        self._store = store
         self._settings = settings
         self._callers = callers
         self._now_s = now_s
@@ -72,7 +70,7 @@ class BatchRoutes:
             web.post("/v1/files", self._add_file),
             web.get("/v1/files", self._files),
             web.get("/v1/files/{id}", self._file),
-            web.get("/v1/files/{id}/content", self._content),
+            web.get("/v1/files/{id}/content", self._content, allow_head=False),
             web.delete("/v1/files/{id}", self._delete_file),
             web.post("/v1/batches", self._add_batch),
             web.get("/v1/batches", self._batches),
@@ -86,15 +84,16 @@ class BatchRoutes:
         if not http.content_type.startswith("multipart/"):
             raise HttpError(415, "unsupported_media_type", "a file is sent as multipart/form-data")
         tenant = self._tenant(http)
-        written = await self._do(self._folder.begin_file, tenant)
+        file_id = new_id("file")
+        upload = await self._do(self._store.begin_file, tenant, file_id, self._now_s())
         try:
-            record = await self._received(http, tenant, written)
-            await self._do(self._folder.add_file, written, record)
+            record = await self._received(http, tenant, file_id, upload.writer)
+            await self._do(self._store.add_file, upload, record)
         finally:
-            await self._do(functools.partial(written.unlink, missing_ok=True))
+            await self._do(self._store.end_upload, upload)
         return json_response(record.document())
 
-    async def _received(self, http: web.Request, tenant: str, written: Path) -> FileRecord:
+    async def _received(self, http: web.Request, tenant: str, file_id: str, writer: ObjectWriter) -> FileRecord:
         """Writes the part `file`. Raises InvalidRequest and HttpError."""
         fields: dict[str, str] = {}
         filename, size = "", -1
@@ -104,7 +103,7 @@ class BatchRoutes:
                 if not isinstance(part, BodyPartReader):
                     raise invalid_field("body", "parts that are not multipart themselves")
                 if part.name == "file":
-                    filename, size = part.filename or "upload", await self._written(part, written)
+                    filename, size = part.filename or "upload", await self._written(part, writer)
                 elif part.name is not None and len(fields) < 16:
                     fields[part.name] = (await self._piece(part.read_chunk(FIELD_BYTES_MAX))).decode(errors="replace")
         except ValueError as error:
@@ -122,7 +121,7 @@ class BatchRoutes:
                 raise invalid_field("expires_after[seconds]", f"a whole number from {EXPIRES_MIN_S} to {EXPIRES_MAX_S}")
             expires_s = self._now_s() + int(text)
         return FileRecord(
-            id=new_id("file"),
+            id=file_id,
             tenant=tenant,
             filename=filename[:256],
             purpose="batch",
@@ -131,17 +130,13 @@ class BatchRoutes:
             expires_s=expires_s,
         )
 
-    async def _written(self, part: BodyPartReader, path: Path) -> int:
+    async def _written(self, part: BodyPartReader, writer: ObjectWriter) -> int:
         size = 0
-        file = await self._do(path.open, "wb")
-        try:
-            while piece := await self._piece(part.read_chunk(PIECE_BYTES)):
-                size += len(piece)
-                if size > self._settings.file_bytes_max:
-                    raise HttpError(413, "request_entity_too_large", f"a file has at most {self._settings.file_bytes_max} bytes")
-                await self._do(file.write, piece)
-        finally:
-            await self._do(file.close)
+        while piece := await self._piece(part.read_chunk(PIECE_BYTES)):
+            size += len(piece)
+            if size > self._settings.file_bytes_max:
+                raise HttpError(413, "request_entity_too_large", f"a file has at most {self._settings.file_bytes_max} bytes")
+            await self._do(writer.write, piece)
         return size
 
     async def _piece(self, reading: Any) -> Any:
@@ -153,25 +148,37 @@ class BatchRoutes:
 
     async def _files(self, http: web.Request) -> web.StreamResponse:
         purpose = http.query.get("purpose")
-        files = await self._do(self._folder.files, self._tenant(http))
+        files = await self._do(self._store.files, self._tenant(http))
         return _page(http, [each for each in files if purpose in (None, each.purpose)])
 
     async def _file(self, http: web.Request) -> web.StreamResponse:
         return json_response((await self._file_of(http)).document())
 
     async def _content(self, http: web.Request) -> web.StreamResponse:
-        return web.FileResponse(self._folder.data(await self._file_of(http)), headers={"Content-Type": "application/octet-stream"})
+        record = await self._file_of(http)
+        file = await self._do(self._store.open_file, record)
+        try:
+            response = web.StreamResponse(headers={"Content-Type": "application/octet-stream", "Content-Length": str(record.size)})
+            await response.prepare(http)
+            while piece := await self._do(file.read, PIECE_BYTES):
+                await response.write(piece)
+            await response.write_eof()
+            return response
+        except Unavailable as error:  # of an answer that has begun the client sees the end of its connection alone
+            raise ConnectionAbortedError("the file cannot be read") from error
+        finally:
+            await self._do(file.close)
 
     async def _delete_file(self, http: web.Request) -> web.StreamResponse:
         record = await self._file_of(http)
         try:
-            await self._do(self._folder.delete_file, record)
+            await self._do(self._store.delete_file, record)
         except FileInUse as error:
             raise HttpError(409, "file_in_use", str(error)) from None
         return json_response({"id": record.id, "object": "file", "deleted": True})
 
     async def _file_of(self, http: web.Request) -> FileRecord:
-        return await self._do(self._folder.file, self._tenant(http), http.match_info["id"])
+        return await self._do(self._store.file, self._tenant(http), http.match_info["id"])
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
@@ -179,7 +186,7 @@ class BatchRoutes:
         caller = self._caller(http)
         new = _new_batch(await self._piece(http.read()))
         tenant = checked_tenant(caller.tenant(""))
-        file = await self._do(self._folder.file, tenant, new.input_file_id)
+        file = await self._do(self._store.file, tenant, new.input_file_id)
         if caller.key is not None and caller.key.slo_s_min > WINDOWS_S[new.completion_window]:
             rule = f"at least {caller.key.slo_s_min:g} s with this API key"
             raise PermissionDenied(f"completion_window: must be {rule}", details={"field": "completion_window", "rule": rule})
@@ -194,11 +201,11 @@ class BatchRoutes:
             metadata=new.metadata,
             keep_output_s=None if new.output_expires_after is None else new.output_expires_after.seconds,
         )
-        await self._do(self._folder.add_batch, record)
+        await self._do(self._store.add_batch, record)
         return json_response(record.document())
 
     async def _batches(self, http: web.Request) -> web.StreamResponse:
-        return _page(http, await self._do(self._folder.batches, self._tenant(http)))
+        return _page(http, await self._do(self._store.batches, self._tenant(http)))
 
     async def _batch(self, http: web.Request) -> web.StreamResponse:
         return json_response((await self._batch_of(http)).document())
@@ -207,11 +214,11 @@ class BatchRoutes:
         record = await self._batch_of(http)
         if record.state in TERMINAL:
             raise HttpError(409, "batch_ended", f"the batch is {record.state}")
-        await self._do(self._folder.cancel, record)
+        await self._do(self._store.cancel, record)
         return json_response({**record.document(), "status": "cancelling", "cancelling_at": int(self._now_s())})
 
     async def _batch_of(self, http: web.Request) -> BatchRecord:
-        return await self._do(self._folder.batch, self._tenant(http), http.match_info["id"])
+        return await self._do(self._store.batch, self._tenant(http), http.match_info["id"])
 
     # Both -------------------------------------------------------------------------------------------------------------
 
@@ -223,9 +230,9 @@ class BatchRoutes:
 
     async def _do(self, work: Callable[..., Result], *arguments: Any) -> Result:
         try:
-            return await asyncio.to_thread(work, *arguments)
+            return await self._store.do(work, *arguments)
         except OSError as error:
-            raise Unavailable(f"the folder of files cannot be used: {error.strerror}", details={"retry_after_s": "5"}) from error
+            raise Unavailable(f"the store of files cannot be used: {error.strerror}", details={"retry_after_s": "5"}) from error
 
 
 def _new_batch(body: bytes) -> _NewBatch:
