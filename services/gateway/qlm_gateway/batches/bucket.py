@@ -19,8 +19,8 @@ from obstore.store import S3Store
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_gateway.batches.objects import ObjectChanged, Stored
 
-CONNECT_TIMEOUT_S, CALL_TIMEOUT_S = 5, 20
-"""Deadlines of a connection and of one HTTP call, body included."""
+CONNECT_TIMEOUT_S, CALL_TIMEOUT_S, UPLOAD_TIMEOUT_S = 5, 20, 120
+"""Deadlines of a connection, of one HTTP call with its body, and of one in a multipart upload, whose end makes the store copy the parts."""
 RETRIES_MAX, RETRY_FOR_S = 4, 60
 READ_BYTES = 4 << 20
 """Bytes of a large object that one call reads."""
@@ -34,19 +34,8 @@ class BucketObjects:
     a gateway that was killed stay until a lifecycle rule of the bucket aborts them. Raises ConfigError."""
 
     def __init__(self, url: str) -> None:
-        endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-        try:
-            self._store = S3Store.from_url(
-                url,
-                client_options={
-                    "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
-                    "timeout": timedelta(seconds=CALL_TIMEOUT_S),
-                    "allow_http": endpoint.startswith("http://"),
-                },
-                retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_FOR_S)},
-            )
-        except BaseError as error:
-            raise ConfigError(f"gateway.batches.folder: {url!r}: must be s3://BUCKET/PREFIX") from error
+        self._store = _client(url, CALL_TIMEOUT_S)
+        self._uploads = _client(url, UPLOAD_TIMEOUT_S)
 
     def read(self, name: str) -> Stored:
         with _errors():
@@ -63,7 +52,7 @@ class BucketObjects:
             obstore.put(self._store, name, content, mode="overwrite" if version is None else {"e_tag": version}, use_multipart=False)
 
     def begin(self, name: str) -> BucketWriter:
-        return BucketWriter(self._store, name)
+        return BucketWriter(self._uploads, name)
 
     def names(self, folder: str) -> list[tuple[str, int]]:
         with _errors():
@@ -74,19 +63,44 @@ class BucketObjects:
             obstore.delete(self._store, name)
 
 
+def _client(url: str, timeout_s: float) -> S3Store:
+    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    try:
+        return S3Store.from_url(
+            url,
+            client_options={
+                "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+                "timeout": timedelta(seconds=timeout_s),
+                "allow_http": endpoint.startswith("http://"),
+            },
+            retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_FOR_S)},
+        )
+    except BaseError as error:
+        raise ConfigError(f"gateway.batches.folder: {url!r}: must be s3://BUCKET/PREFIX") from error
+
+
 class BucketWriter:
     """Sends parts while it is written."""
 
     def __init__(self, store: S3Store, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._size = 0
         self._writer = obstore.open_writer(store, name, buffer_size=UPLOAD_PART_BYTES, max_concurrency=UPLOADS_AT_ONCE)
 
     def write(self, piece: bytes, /) -> object:
+        self._size += len(piece)
         with _errors():
             return self._writer.write(piece)
 
     def commit(self) -> None:
-        with _errors():
-            self._writer.close()
+        try:
+            with _errors():
+                self._writer.close()
+        except OSError:  # the end of a long upload may take longer than a call, whose retry then finds no upload
+            with _errors():
+                if obstore.head(self._store, self._name)["size"] != self._size:
+                    raise
 
     def abort(self) -> None:
         if not self._writer.closed():

@@ -53,12 +53,14 @@ class BatchEnded(Exception):
     """The batch has ended under another driver."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Upload:
-    """A file's bytes before `add_file`. `expiry`: the object that has them deleted if nobody finishes."""
+    """A file's bytes before `add_file`. `expiry`: the object that has them deleted later. `in_doubt`: whether they may be there already,
+    without a record."""
 
     writer: ObjectWriter
     expiry: str
+    in_doubt: bool = False
 
 
 class BatchStore:
@@ -84,15 +86,18 @@ class BatchStore:
         """Makes written bytes a file. Raises QueueFull for a tenant without room; answers of a batch always have some."""
         if record.purpose != OUTPUT:
             self._check_room(record)
+        upload.in_doubt = True
         upload.writer.commit()
         if record.expires_s is not None:
             self._mark_expiry(record.tenant, record.id, record.expires_s)
         self._write(_name(record.tenant, "files", record.id), record)
+        upload.in_doubt = False
 
     def end_upload(self, upload: Upload) -> None:
         """Drops the bytes unless they became a file."""
         upload.writer.abort()
-        self.objects.delete(upload.expiry)
+        if not upload.in_doubt:
+            self.objects.delete(upload.expiry)
 
     def _check_room(self, record: FileRecord) -> None:
         held = self.objects.names(_name(record.tenant, "files"))
