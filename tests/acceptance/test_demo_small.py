@@ -25,7 +25,7 @@ def run_demo(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_demo_loses_nothing_while_an_agent_the_planner_and_a_gateway_are_killed(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, "--requests", str(REQUESTS), "--seed", "3", "--set", f"load.held_min={HELD_MIN}")
+    done = run_demo(tmp_path, "--requests", str(REQUESTS), "--seed", "3", "--time-scale", "4", "--set", f"load.held_min={HELD_MIN}")
     said = f"{done.stdout}\n{done.stderr}"
     assert done.returncode == 0, said
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -132,7 +132,7 @@ def test_first_come_first_served_swaps_more() -> None:
 def test_a_killed_agent_delays_what_it_would_have_served() -> None:
     killed = simulated("--kill", "a100-0@0.5+30", "--kill", "h100-0@0.5+30")
     assert killed.ended == 60
-    assert killed.run_s > 30.0 > simulated().run_s / 4.0
+    assert killed.run_s > 30.0 > simulated().run_s / 2.0
     assert killed.wait_p99_s > simulated().wait_p99_s
 
 
@@ -140,7 +140,7 @@ def test_a_standby_takes_over_from_the_planner_that_leads() -> None:
     """With one planner, requests wait until it is started again."""
     alone = simulated("--kill", "planner@0.5+30", "--set", "planners=[{name: planner-0}]")
     two = simulated("--kill", "planner@0.5+30")
-    assert alone.run_s > 30.0 * 4.0 > two.run_s
+    assert alone.run_s > 30.0 * 2.0 > two.run_s
     assert (alone.ended, two.ended) == (60, 60)
 
 

@@ -4,7 +4,7 @@ next driver goes on where this one ended. A line's request id follows from its b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, BinaryIO, Protocol
@@ -137,8 +137,7 @@ class BatchDriver:
         """In progress, or failed with the reasons."""
         models = {name for name, model in self._models.items() if not batch.models or model in batch.models}
         try:
-            file = await self._store.do(self._input, batch)
-            total, errors = await self._store.do(check_file, file, batch.endpoint, self._http, self._settings.lines_max, models)
+            total, errors = await self._store.do(self._check, batch, models)
         except NotFound:
             total, errors = 0, [LineError(code="invalid_file", message="the input file was deleted", param="input_file_id")]
         if errors:
@@ -153,6 +152,13 @@ class BatchDriver:
     def _input(self, batch: BatchRecord) -> BinaryIO:
         """Raises NotFound."""
         return self._store.open_file(self._store.file(batch.tenant, batch.input_file_id))
+
+    def _check(self, batch: BatchRecord, models: Collection[str]) -> tuple[int, list[LineError]]:
+        return check_file(self._input(batch), batch.endpoint, self._http, self._settings.lines_max, models)
+
+    def _lines(self, batch: BatchRecord) -> Iterator[tuple[int, bytes]]:
+        """Opens the input for its first line, so that a call whose task is cancelled leaves no open file."""
+        yield from read_lines(self._input(batch), self._http.body_bytes_max)
 
     async def _watch(self, batch: BatchRecord, answers: Answers, feeding: asyncio.Task[None]) -> BatchState:
         """Saves counts and answers until all lines have one, the batch is cancelled, or its window is over; returns what it is then."""
@@ -175,9 +181,10 @@ class BatchDriver:
         return BatchState.COMPLETED
 
     async def _feed(self, batch: BatchRecord, answers: Answers, in_flight: dict[int, RequestKey]) -> None:
-        lines = read_lines(await self._store.do(self._input, batch), self._http.body_bytes_max)
+        lines = self._lines(batch)
+        chunk = await self._store.do(_next_of, lines)
         async with asyncio.TaskGroup() as tasks:
-            while chunk := await self._store.do(_next_of, lines):
+            while chunk:
                 for number, raw in chunk:
                     if number in answers.done:
                         continue
@@ -185,6 +192,7 @@ class BatchDriver:
                     await self._room.acquire()
                     task = tasks.create_task(self._answered(batch, number, raw, answers, in_flight))
                     task.add_done_callback(lambda _: self._room.release())
+                chunk = await self._store.do(_next_of, lines)
 
     async def _answered(self, batch: BatchRecord, number: int, raw: bytes, answers: Answers, in_flight: dict[int, RequestKey]) -> None:
         """One line, to its answer."""
@@ -233,7 +241,7 @@ class BatchDriver:
 
     def _expire_rest(self, batch: BatchRecord, answers: Answers) -> None:
         error = {"code": "batch_expired", "message": "the batch's completion window was over before this request was answered"}
-        for number, raw in read_lines(self._input(batch), self._http.body_bytes_max):
+        for number, raw in self._lines(batch):
             with suppress(BadLine):
                 answers.add(number, parse_line(number, raw, batch.endpoint, self._http).custom_id, None, error)
 
