@@ -104,7 +104,7 @@ def serve_s3(workload: Workload, profile: HardwareProfile, capacity_tokens: int,
 
 
 def serve_continuous(workload: Workload, order: Ints, profile: HardwareProfile, seats: int) -> Served:
-    """Continuous batching in `order`: a seat that a request leaves is taken at once; no padding. Steps between two ends are alike but for
+    """Continuous batching in `order`: a seat that a request leaves is taken at once; no padding. Steps between two ends differ only in
     their context, which is taken at their middle."""
     ends_s = np.zeros(len(order))
     prompts, left = workload.requests.prompt_tokens, workload.output_tokens.copy()

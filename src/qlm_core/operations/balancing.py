@@ -8,7 +8,7 @@ server until two things hold:
 - its prompt has KV: what the free KV lacks, own prompt tokens - free tokens, at the rate at which ending requests free it.
 
 Both pass at the same time, so the later one counts: `max((queued + own) / token rate, (own - free) / freeing rate)`. The freeing rate: a
-server that makes D output tokens a second ends D / O requests of O output tokens in the mean; each leaves the KV of its I prompt and O
+server that makes D output tokens a second ends D / O requests of O output tokens on average; each leaves the KV of its I prompt and O
 output tokens. So it frees `D * (I + O) / O` tokens a second. Seconds also compare servers of different speeds. A second term below zero
 says that KV is free: the first one counts then.
 

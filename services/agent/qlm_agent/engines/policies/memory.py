@@ -36,7 +36,7 @@ class Larry(_LatestLoses):
 
     With blocks of 16 tokens, the unit of the scheduler that the paper changes, the weight has the paper's scale: a run of B more blocks
     among Q waiting runs is overtaken by those that arrive within B * Q / weight seconds after it. So nobody is starved, and above a
-    weight of 1,000 the order is that of arrival but for neighbours (100 blocks more among 20 waiting runs: 2 s).
+    weight of 1,000 the order is that of arrival except for neighbours (100 blocks more among 20 waiting runs: 2 s).
 
     A run that lost its KV waits since its arrival and needs blocks for what it has made too.
     """

@@ -45,7 +45,7 @@ class KvRule(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SequenceView:
-    """A policy's view of a run, which only the engine writes, but for `note`. Times are of the engine's clock.
+    """A policy's view of a run, which only the engine writes, except `note`. Times are of the engine's clock.
 
     `arrival`: order of arrival, from the request (vLLM) or the engine's count. `preemptions`: how often it lost its KV in this engine.
     `waiting_since_s`: its arrival, or when it last lost its seat. `served_s`: seconds of steps with it. `max_tokens`: 0 for unknown.
