@@ -25,9 +25,9 @@ from qlm_core.vocabulary.errors import QlmError
 from qlm_process.config import load_config
 from qlm_process.wire import profile as profile_wire
 
-LOOK_EVERY_S = 5.0
+POLL_S = 5.0
 LIMIT_S = 60.0
-"""Of the server's time for one model; what has not begun by then is left out."""
+"""Server time for one model; runs that have not begun by then are left out."""
 TRIES_MAX = 3
 """Measurements of one pair of GPUs and model that may fail."""
 
@@ -37,7 +37,7 @@ async def measure_first(cluster: Cluster, path: Path, given: Mapping[str, object
     queue has a measured row of it, and gives the rows to the estimator. A failure is logged, and the prior stays."""
     tries: Counter[HardwareKey] = Counter()
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)
         if not cluster.state.ready:
             continue
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,9 +32,9 @@ class LeastKeyFirst(EnginePolicy):
         assert self._engine is not None, "reset comes first"
         return self._engine
 
+    @abstractmethod
     def keys(self, now_s: float, waiting: Sequences, running: Sequences) -> tuple[Numbers, Numbers]:
         """Keys of the waiting and of the running runs, at the beginning of a decision."""
-        raise NotImplementedError
 
     def order(self, now_s: float, waiting: Sequences, running: Sequences) -> Sequence[str]:
         waiting_keys, running_keys = self.keys(now_s, waiting, running)
