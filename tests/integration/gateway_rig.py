@@ -106,13 +106,13 @@ class ScriptedAgent:
         body = Instance(name=INSTANCE, gpu="A100-80GB", n_gpu=1, engine="simulated", models=[MODEL], time_scale=1.0)
         self.incarnation, self._lease = await self.queue.register(INSTANCE, "test", body.SerializeToString(), LEASE_S)
 
-    async def place(self) -> None:
+    async def place(self, within_s: float = 60.0) -> None:
         assert self._planner is not None
         waiting = await self.queue.read_unplaced("", 100)
         for live in waiting:
             gid = f"g{next(self._groups)}"
             meta = {"model": MODEL, "slo_kind": "completion", "slo_class": "64s", "token_class": "16"}
-            group = GroupPlacement(group_id=gid, instance=INSTANCE, before="", first_deadline_s=live.accepted_s + 60.0, meta=meta)
+            group = GroupPlacement(group_id=gid, instance=INSTANCE, before="", first_deadline_s=live.accepted_s + within_s, meta=meta)
             placement = RequestPlacement(queue_id=live.queue_id, key=live.key, group_id=gid)
             await self.queue.place(self._planner, [group], [placement])
 

@@ -206,7 +206,7 @@ async def test_a_browser_wants_an_operators_key_and_shows_hostile_names_as_text(
     gateway = await rig.gateway(security={"key_file": str(file)}, http=HTTP)
     async with qlm.AsyncClient(gateway.address, credentials=qlm.Credentials(api_key=client)) as sdk:
         await sdk.submit(MODEL, SECRET, slo_s=0.5, max_tokens=20, request_id=HOSTILE)
-    await rig.agent.place()
+    await rig.agent.place(within_s=0.5)
     async with opened_tab(tmp_path) as tab:
         await tab.open(f"{gateway.gateway.http_url}/page")
         for key, words in ((client, "not the key of an operator"), ("qlm_nonsense", "unknown or revoked")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -18,15 +17,6 @@ from qlm_process.logs import configure_logging
 from qlm_process.settings import QueueSettings, Section, TelemetrySettings
 
 SECRET = "s3cr3t"
-
-
-@pytest.fixture
-def restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield
-    root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize(
@@ -51,9 +41,7 @@ def test_other_text_stays(text: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_tracebacks_have_no_locals_and_lines_no_secrets(
-    restored: None, capsys: pytest.CaptureFixture[str], form: Literal["json", "console"]
-) -> None:
+def test_tracebacks_have_no_locals_and_lines_no_secrets(capsys: pytest.CaptureFixture[str], form: Literal["json", "console"]) -> None:
     configure_logging(TelemetrySettings(log_format=form), "gateway", "gateway-0")
 
     def fails(prompt: str, url: str) -> None:

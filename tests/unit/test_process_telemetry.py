@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -25,15 +24,6 @@ from qlm_process.logs import configure_logging
 from qlm_process.metrics import Metrics, serve_metrics
 from qlm_process.settings import TelemetrySettings
 from qlm_process.tracing import LateSpan, configure_tracing, context_of, record_span, traceparent_of, tracestate_of
-
-
-@pytest.fixture
-def root_logger() -> Iterator[logging.Logger]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield root
-    root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
 
 
 def recording() -> tuple[TracerProvider, InMemorySpanExporter]:
