@@ -127,6 +127,14 @@ async def test_health_follows_set_serving(running: Running) -> None:
     assert await running.health(SERVICE) == statuses.NOT_SERVING
 
 
+async def test_a_method_costs_no_task_that_every_call_wakes() -> None:
+    before = asyncio.all_tasks()
+    server = make(FailingGateway())
+    await server.start()
+    assert len(asyncio.all_tasks() - before) < len(gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods)
+    await server.stop(0)
+
+
 async def test_reflection_lists_the_services(running: Running) -> None:
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(running.channel)
 
