@@ -28,7 +28,7 @@ def server_arguments(port: int, state_dir: Path, durability: Durability) -> list
     """The command line of a server that keeps a durability: also what to give an own server."""
     return [
         "--port", str(port), "--bind", "127.0.0.1", "--dir", str(state_dir), "--daemonize", "no", "--save", "",
-        "--appendonly", "yes", "--appendfsync", APPENDFSYNC[durability], "--stream-node-max-entries", "1",
+        "--appendonly", "yes", "--appendfsync", APPENDFSYNC[durability], "--stream-node-max-entries", "1", "--latency-tracking", "no",
     ]  # fmt: skip
 
 
