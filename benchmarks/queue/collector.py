@@ -48,7 +48,7 @@ class Collector:
     def environment(self) -> Mapping[str, str]:
         """For traced processes: a trace is sampled where its parent is, and exported within half a second."""
         return {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": self.endpoint,
             "OTEL_TRACES_SAMPLER": "parentbased_always_off",
             "OTEL_BSP_SCHEDULE_DELAY": "500",
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import grpc
@@ -85,9 +85,10 @@ class GrpcServer:
             maximum_concurrent_rpcs=self._options.concurrent_rpcs_max,
         )
         servicer = cast(Any, health).aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        methods = cast(grpc.aio.Server, _GenericMethods(server))
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, methods)
         for add in self._services:
-            add(server)
+            add(methods)
         reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         self._health = servicer
         await self.set_serving(False)
@@ -123,6 +124,16 @@ class GrpcServer:
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
         await server.stop(self._options.stop_grace_s if grace_s is None else grace_s)
+
+
+class _GenericMethods:
+    """Gives a server its methods without registering them: with each call, grpc.aio wakes a task for every registered method."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+        """Leaves them to the generic handlers."""
 
 
 def tls_of(security: SecuritySettings) -> grpc.ServerCredentials | None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis.asyncio as redis
 
 from qlm_cli.up.config import UpSection
 from qlm_cli.up.server import SupervisedServer
@@ -98,3 +99,19 @@ async def test_the_server_runs_with_the_allocator_of_its_package(tmp_path: Path)
         assert str(Path(library).resolve()) in Path(f"/proc/{server.pid}/maps").read_text(encoding="utf-8")
     finally:
         await server.stop()
+
+
+async def test_the_server_is_reached_by_a_socket_where_its_folder_can_hold_one(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    for folder, scheme in ((tmp_path / "state", "unix://"), (deep, "redis://")):
+        server = EmbeddedServer(folder)
+        try:
+            await server.start()
+            await server.kill()  # its socket stays
+            await server.start()
+            assert server.local_url.startswith(scheme)
+            for url in {server.local_url, server.url}:
+                async with redis.Redis.from_url(url) as client:
+                    assert await client.ping()
+        finally:
+            await server.stop()

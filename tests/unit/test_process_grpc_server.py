@@ -127,6 +127,15 @@ async def test_health_follows_set_serving(running: Running) -> None:
     assert await running.health(SERVICE) == statuses.NOT_SERVING
 
 
+async def test_a_method_costs_no_task_that_every_call_wakes() -> None:
+    before = asyncio.all_tasks()
+    server = make(FailingGateway())
+    await server.start()
+    tasks = asyncio.all_tasks() - before
+    await server.stop(0)
+    assert len(tasks) < len(gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods)
+
+
 async def test_reflection_lists_the_services(running: Running) -> None:
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(running.channel)
 

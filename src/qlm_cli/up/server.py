@@ -31,10 +31,10 @@ class SupervisedServer:
         self._stopping = False
 
     async def start(self) -> str:
-        """Its URL, which it keeps. Raises ConfigError or Unavailable."""
-        url = await self._server.start()
+        """Its URL for this machine, which it keeps. Raises ConfigError or Unavailable."""
+        await self._server.start()
         self._on_change()
-        return url
+        return self._server.local_url
 
     def state(self) -> ProcessState:
         running = self._server.running
