@@ -34,7 +34,7 @@ class InstanceDescription:
 class ClusterDescription:
     """`planners`, `estimators`: processes of each role, with one leader. `clock_skew_max_s`: largest error of a process's estimate of the
     server's clock. `profiles`: of its GPUs, None for those shipped with QLM. `stream_buffer_tokens_max`: of a gateway, for a slow reader.
-    `predictions`: whether clients get their expected wait. It decides only refusals for lateness, and takes up to a third of the time."""
+    `predictions`: whether waits are published and clients get theirs. They decide only refusals for lateness, and take half of the time."""
 
     models: tuple[ModelSpec, ...]
     instances: tuple[InstanceDescription, ...]

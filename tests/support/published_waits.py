@@ -8,6 +8,7 @@ from qlm_core.prediction.planned_waits import PlannedWaits
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_planner.board.board import Board
+from qlm_planner.board.demand import Demand
 from qlm_planner.machine.effects import PublishWaits
 from qlm_planner.plan.waits import WaitForecast
 from qlm_planner.shell.queue_calls import snapshot_of
@@ -27,7 +28,7 @@ async def planned_waits(queue: Queue, catalogue: Mapping[str, ModelSpec], profil
     forecast.load(catalogue, profiles)
     counted_to = unplaced[0].acceptance_number - 1 if unplaced else overview.accepted_count
     joins = {key: group.group_id for key, group in board.newest.items()}
-    while (made := forecast.publish(board, (), lambda key, deadline_s: joins.get(key, ""), counted_to, 1.0, now_s)) is None:
+    while (made := forecast.publish(board, Demand(now_s), lambda key, deadline_s: joins.get(key, ""), counted_to, 1.0, now_s)) is None:
         pass
     assert isinstance(made, PublishWaits), made
     return made.waits

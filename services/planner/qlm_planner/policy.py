@@ -92,6 +92,8 @@ class Policy:
     relocate_max: int = 200
     """Most groups that one change relocates; others follow in the next one."""
 
+    publishes_waits: bool = True
+    """False: publications hold no waits, for a simulation in which nobody reads them."""
     slo_band: int = 0
     """Priority band of requests with an SLO; PRIORITY requests have bands of their own."""
 
@@ -169,7 +171,7 @@ class Policy:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
             if not math.isfinite(value) or (value <= 0 and each.name not in NOT_POSITIVE):
                 raise ValueError(f"{each.name}: must be finite and > 0, got {value}")

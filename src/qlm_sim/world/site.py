@@ -50,8 +50,9 @@ class Site:
 
     @property
     def policy(self) -> Policy:
-        """The planner's policy, with the cluster's leases."""
-        return replace(self.planner_policy, lease_ttl_s=self.description.lease_ttl_s)
+        """The planner's policy, with the cluster's leases, without waits that no gateway reads."""
+        described = self.description
+        return replace(self.planner_policy, lease_ttl_s=described.lease_ttl_s, publishes_waits=described.predictions)
 
     def process(self, name: str) -> Process:
         """A process that is not started; its clock is off by up to the description's skew."""

@@ -65,6 +65,27 @@ async def test_one_job_at_a_time_and_a_replan_takes_the_place_of_a_repair() -> N
     assert machine.changes.jobs.job is None
 
 
+async def test_the_present_plan_is_kept_without_a_gain() -> None:
+    world = World()
+    await crowded(world)
+    await world.advance(1.0)
+    machine = world.machine
+    assert machine is not None
+    present, lists = machine.board.order(), []
+
+    def same(job: Solve) -> Solved:
+        draft = machine.changes.jobs.job
+        assert draft is not None
+        lists.append(draft.draft.lists(draft.draft.orders))
+        return Solved(job=job.job, orders=draft.draft.orders, rule="same")
+
+    world.solver = same
+    await world.tell(ReplanAsked(ask=1))
+    assert {name: present[name] for name in lists[-1]} == lists[-1]
+    assert (world.jobs[-1].outcome, world.jobs[-1].gain) == (Outcome.KEPT, 0.0)
+    assert machine.board.order() == present
+
+
 async def test_a_worse_plan_is_not_applied() -> None:
     world = World()
     await crowded(world)

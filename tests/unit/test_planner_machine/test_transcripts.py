@@ -16,6 +16,7 @@ from qlm_planner.machine.effects import (
     Place,
     PlanApplied,
     PlanChanged,
+    PublishWaits,
     ReadArrivals,
     ReadEvents,
     ReadOverview,
@@ -178,6 +179,14 @@ def test_a_leader_rebuilds_then_reads() -> None:
     assert script.machine.caught_up
     # What the scan has found is not taken a second time.
     assert script.at(0.6, ArrivalsRead(arrivals=(arrival(21), arrival(22)))) == ["place 1: g8-1@a<end", "arrivals"]
+
+
+def test_a_publication_without_waits_is_one_step() -> None:
+    script = Script(Policy(publishes_waits=False))
+    script.at(0.0, ProfilesRead(catalogue=CATALOGUE, profiles=profiles()))
+    script.at(0.2, OverviewRead(snapshot=snapshot({"a": ["g8-1"]}, last_event=(5, 1))))
+    published = [effect for effect in script.last if isinstance(effect, PublishWaits)]
+    assert [(each.waits.queues, each.waits.classes) for each in published] == [((), ())]
 
 
 def leading(script: Script, start: Snapshot) -> None:

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 
 from drawn_problems import by_hand, problems
 from qlm_planner.search import Orders, Problem, Solution, construct, evaluate, group_lateness, improve, solve
+from qlm_planner.search.annealing import PLACE_BITS, anneal
 from qlm_planner.search.group_cost import probability_and_excess
+from qlm_planner.search.packing import packed
+from qlm_planner.search.random_numbers import chance_of
 from slow_evaluator import cheapest, slow_cost, valid
 
 FEW = settings(max_examples=60, deadline=None)
@@ -83,6 +86,17 @@ def test_a_seed_gives_the_same_orders(problem: Problem, seed: int) -> None:
     one, other = (solve(problem, moves=400, seed=seed) for _ in range(2))
     assert one.orders.lists() == other.orders.lists()
     assert one.cost == other.cost
+
+
+@given(problem=problems(), seed=st.integers(0, 100), hot=st.sampled_from([0.0, 1e3, 1e4]))
+@SOME
+def test_kept_costs_of_rejected_moves_change_nothing(problem: Problem, seed: int, hot: float) -> None:
+    """None are kept where queues have room for very many groups."""
+    orders, arrays = construct(problem).orders, packed(problem)
+    room = problem.groups + 1
+    found = [anneal(arrays, orders.first, orders.groups, each, 2_000, hot, chance_of(seed)) for each in (room, 1 << PLACE_BITS)]
+    (first, groups, cost), (other_first, other_groups, other_cost) = found
+    assert (first.tolist(), groups.tolist(), cost) == (other_first.tolist(), other_groups.tolist(), other_cost)
 
 
 @given(problem=problems(groups_max=5, queues_max=2))

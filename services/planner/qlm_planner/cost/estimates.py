@@ -31,7 +31,6 @@ CLASSES_MAX = 50_000
 EngineKey = tuple[str, int, int, tuple[tuple[str, int], ...]]
 """Inputs of an engine besides the snapshot: the active model, its batch, the running requests, and those of each group."""
 Likeness = tuple[object, ...]
-"""Inputs of an instance's figures: equal ones serve alike."""
 """Inputs of all figures of an instance: instances with equal ones serve alike."""
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,12 +61,6 @@ class OrderTimes:
     latest_s: Floats
     parts: Floats
 
-    @property
-    def cost(self) -> Floats:
-        """The objective [queues]."""
-        total: Floats = self.parts[TOTAL]
-        return total
-
     def costs(self, queues: slice = slice(None)) -> Costs:
         """The sum over some queues."""
         found = dict(zip((each.name for each in fields(Costs)), self.parts[:, queues].sum(axis=1).tolist(), strict=True))
@@ -89,10 +84,10 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     np.not_equal(queue[1:], queue[:-1], out=opens[1:])
     fresh = opens.copy()
     fresh[1:] |= model[1:] != model[:-1]
-    first, run_first = np.flatnonzero(opens), np.flatnonzero(fresh)
-    run = np.add.accumulate(fresh, dtype=np.int64) - 1
-    run_last = np.append(run_first[1:], len(queue)) - 1
+    on_queues, runs = _Parts.of(opens), _Parts.of(fresh)
+    first, run_first, run_last = on_queues.first, runs.first, runs.end - 1
     run_opens = opens[run_first]
+    of_runs = _Parts.of(run_opens)
     of = queue[first]
     heads, engine = rows[:, first], engines[:, of]
     continues = heads[MODEL] == engine[ACTIVE]
@@ -108,25 +103,26 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     swaps_s = np.maximum(rows[WARM, run_first], rows[SWAP, run_first] - before_s)
     swaps_s[run_opens] = begin_s
     lasts_s[run_opens] = ends_s - begin_s
-    starts_s = _within(swaps_s + lasts_s, run_opens) - lasts_s
+    starts_s = of_runs.sums(swaps_s + lasts_s) - lasts_s
     spread = np.zeros(len(queue))
     spread[run_last] = own_variance[run_last]
-    variance = np.repeat(begin_variance, np.diff(np.append(first, len(queue))))
-    variance += _within(work_variance + spread, opens) - work_variance - spread
+    variance = begin_variance.repeat(on_queues.sizes)
+    variance += on_queues.sums(work_variance + spread) - work_variance - spread
 
-    start_s = starts_s[run] + _within(work_s, fresh) - work_s
+    start_s = starts_s.repeat(runs.sizes) + runs.sums(work_s) - work_s
     late, each = _late_and_costs(rows, start_s, variance)
-    parts[[[LATE], [TARDINESS], [COMPLETION]], of] = np.add.reduceat(each, first, axis=1)
     # The first load of an empty engine delays no request.
     swaps_s[run_opens] = np.where(engine[ACTIVE] >= 0.0, swap_s, 0.0)
-    which = np.flatnonzero(run_opens)
-    parts[SWAP_S, of] = np.add.reduceat(swaps_s, which)
-    parts[SWAPS, of] = np.diff(np.append(which, len(run_first))) - continues
-    parts[REDO, of] = np.where(clears, engine[CLEAR_COST], 0.0)
-    parts[MISSED, of] = np.where(continues, 0.0, engine[LEAVE_COST])
+    found = np.empty((TOTAL, len(of)))
+    found[[LATE, TARDINESS, COMPLETION]] = np.add.reduceat(each, first, axis=1)
+    found[SWAP_S] = np.add.reduceat(swaps_s, of_runs.first)
+    found[SWAPS] = of_runs.sizes - continues
+    found[REDO] = np.where(clears, engine[CLEAR_COST], 0.0)
+    found[MISSED] = np.where(continues, 0.0, engine[LEAVE_COST])
+    parts[:TOTAL, of] = found
     if absences is not None:
         ends_s = np.zeros(engines.shape[1])
-        ends_s[of] = (starts_s + lasts_s)[np.append(which[1:], len(run_first)) - 1]
+        ends_s[of] = (starts_s + lasts_s)[of_runs.end - 1]
         parts[MISSED] += absences.costs(queue[run_first], model[run_first].astype(np.int64), starts_s, ends_s)
     parts[TOTAL] = (
         weights.late * parts[LATE]
@@ -169,12 +165,26 @@ def _late_and_costs(groups: Floats, start_s: Floats, variance: Floats | float) -
     return late, groups[REQUESTS] * np.array((late, tardiness_s, reached_s + 0.5 * work_s))
 
 
-def _within(values: Floats, begins: Booleans) -> Floats:
-    """Cumulative sums that restart at each `begins`."""
-    sums = np.add.accumulate(values)
-    at = np.flatnonzero(begins)
-    sums -= np.repeat(sums[at] - values[at], np.diff(np.append(at, len(values))))
-    return sums
+class _Parts(NamedTuple):
+    """Parts of a row of values, one after the other: the first index of each, the index behind it, and its size."""
+
+    first: Integers
+    end: Integers
+    sizes: Integers
+
+    @classmethod
+    def of(cls, begins: Booleans) -> _Parts:
+        """The parts that start where `begins` holds, as at 0."""
+        first = begins.nonzero()[0]
+        end = np.empty_like(first)
+        end[:-1], end[-1] = first[1:], len(begins)
+        return cls(first, end, end - first)
+
+    def sums(self, values: Floats) -> Floats:
+        """Cumulative sums, of each part on its own."""
+        sums = np.add.accumulate(values)
+        sums -= (sums[self.first] - values[self.first]).repeat(self.sizes)
+        return sums
 
 
 def _lateness(gap_s: Floats, stretch_s: Floats, variance: Floats, work_variance: Floats) -> tuple[Floats, Floats]:
@@ -184,4 +194,4 @@ def _lateness(gap_s: Floats, stretch_s: Floats, variance: Floats, work_variance:
     z = (gap_s + SHARES * stretch_s) / deviation
     above = ndtr(z)
     excess = np.maximum(0.0, deviation * (z * above + INVERSE_SQRT_2PI * np.exp(-0.5 * z * z)))
-    return above.mean(axis=0), excess.mean(axis=0)
+    return np.add.reduce(above) / len(SHARES), np.add.reduce(excess) / len(SHARES)

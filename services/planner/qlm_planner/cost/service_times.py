@@ -319,7 +319,7 @@ def service_times(shared: Floats, groups: GroupColumns, crowd: float | Floats) -
     bounded = 1.0 - shared[ANSWERS]
     own_prefill_s = shared[PREFILL_BASE_S] + prefill_s
     table = shared[LONGEST_AT:].reshape(len(LONGEST_OF), -1).T
-    longest, _ = longest_of_counts(table, np.arange(len(table)), np.nan_to_num(np.minimum(count, batch)).ravel())
+    longest, _ = longest_of_counts(table, np.arange(len(table)), np.fmin(count, batch).ravel())
     longest = longest.reshape(batch.shape)
     own_tokens = own_batch * np.where(count > batch, shared[LEFT_TOKENS], output)
     drain_s = own_prefill_s + longest * shared[BASE_S] + shared[SEQUENCE_S] * np.minimum(own_tokens, batch * longest)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.cost.absence import Absences
 from qlm_planner.cost.estimates import Estimates
-from qlm_planner.cost.order_cost import ACTIVE, BAND, COUNT, DEADLINE, FAR_S, MODEL, SLO, Floats, order_times
+from qlm_planner.cost.order_cost import ACTIVE, BAND, COUNT, DEADLINE, FAR_S, MODEL, SLO, TOTAL, Floats, order_times
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line, columns_on
 
@@ -82,12 +83,16 @@ def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
     columns = columns_on(able, table, group, now_s)
     found = [candidates_in(line, columns[:, number]) for number, line in enumerate(able)]
     tries = [(number, position) for number, each in enumerate(found) for position in sorted({each.in_turn, *each.others, each.front})]
-    orders = [*(line.rows for line in able), *(np.insert(able[number].rows, at, columns[:, number], axis=1) for number, at in tries)]
-    queue = np.repeat(np.arange(len(orders)), [order.shape[1] for order in orders])
+    # Orders of column numbers, then one gather: inserting into the rows of every try costs more.
+    ends = np.cumsum([0, *(line.rows.shape[1] for line in able)]).tolist()
+    orders = [[*range(*span)] for span in pairwise(ends)]
+    orders += [[*orders[number][:at], ends[-1] + number, *orders[number][at:]] for number, at in tries]
+    rows = np.concatenate([*(line.rows for line in able), columns], axis=1).take([at for order in orders for at in order], axis=1)
+    queue = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
     engines = np.array([line.engine for line in (*able, *(able[number] for number, _ in tries))]).T
     absences = Absences.concatenate([line.absences for line in able]).take([*range(len(able)), *(number for number, _ in tries)])
-    times = order_times(np.concatenate(orders, axis=1), queue, engines, table.estimates.policy.weights, absences)
-    placed = len(able) + np.arange(len(tries))
+    times = order_times(rows, queue, engines, table.estimates.policy.weights, absences)
+    placed, costs = len(able) + np.arange(len(tries)), times.parts[TOTAL]
     groups = np.searchsorted(queue, placed) + [position for _, position in tries]
     in_turn = [position == found[number].in_turn for number, position in tries]
     late = {number for (number, _), at, turn in zip(tries, groups, in_turn, strict=True) if turn and times.late[at] > LATE}
@@ -95,7 +100,7 @@ def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
         QueuePlace(
             line=able[number],
             position=position,
-            added_cost=float(times.cost[order] - times.cost[number]),
+            added_cost=float(costs[order] - costs[number]),
             overtakes=abs(position - found[number].in_turn),
             end_s=float(times.end_s[at]),
         )

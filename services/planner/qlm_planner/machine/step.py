@@ -56,7 +56,7 @@ class PlannerMachine:
         self._reading_arrivals = False
         self._reading_events = False
         self._events_due_s = -math.inf
-        self._forecast = WaitForecast(due_s=now_s)
+        self._forecast = WaitForecast(due_s=now_s, holds_waits=policy.publishes_waits)
         self._counted_to = 0
         self._loaded = False
         self._doubt = True
@@ -304,8 +304,8 @@ class PlannerMachine:
         if not self.ready or now_s < self._forecast.wake_s:
             return []
         period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
-        joins, rates = self._assignment.joins(self.board, self.estimates), self.demand.rates(now_s)
-        done = self._forecast.publish(self.board, rates, joins, self._counted_to, period_s, now_s)
+        joins = self._assignment.joins(self.board, self.estimates)
+        done = self._forecast.publish(self.board, self.demand, joins, self._counted_to, period_s, now_s)
         return [] if done is None else [done]
 
     @property

@@ -81,8 +81,9 @@ class SolverJobs:
         """The wanted queues on the present board; None for a gain below the margin."""
         self.failures = 0
         try:
-            target = reconciled(board, job.draft, event.orders)
-            before, after = (cost.total for cost in plan_costs(board, self.table, now_s, [board.order(), target]))
+            present, target = board.order(), reconciled(board, job.draft, event.orders)
+            plans = [present, target] if target != present else []
+            before, after = (cost.total for cost in plan_costs(board, self.table, now_s, plans)) if plans else (0.0, 0.0)
         except (ValueError, ArithmeticError) as error:
             self.failed(job, f"not judged: {error}", now_s)
             return None

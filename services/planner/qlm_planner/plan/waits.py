@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from qlm_core.prediction.assessment import Assessment
 from qlm_core.prediction.planned_waits import CLASSES_MAX, KNOTS_MAX, QUEUES_MAX, ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
@@ -19,7 +20,7 @@ from qlm_core.vocabulary.group import GroupKey, slo_class, token_class
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_planner.board.board import Board
-from qlm_planner.board.demand import Rate
+from qlm_planner.board.demand import Demand, Rate
 from qlm_planner.board.group import Group, band_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.machine.effects import PublishWaits, WaitsFailed
@@ -52,9 +53,11 @@ class _Newcomer:
 
 @dataclass(slots=True)
 class WaitForecast:
-    """Needs `load` before `publish`. `due_s`: the next publication; `publishing`: one awaits its answer."""
+    """Needs `load` before `publish`. `due_s`: the next publication; `publishing`: one awaits its answer. Without `holds_waits`
+    a publication is empty."""
 
     due_s: float = 0.0
+    holds_waits: bool = True
     publishing: bool = False
     _catalogue: Mapping[str, ModelSpec] = field(default_factory=dict)
     _profiles: ProfileSnapshot | None = None
@@ -70,15 +73,15 @@ class WaitForecast:
         return math.inf if self.publishing else self.due_s
 
     def publish(
-        self, board: Board, rates: Iterable[Rate], joins: Joins, counted_to: int, period_s: float, now_s: float
+        self, board: Board, demand: Demand, joins: Joins, counted_to: int, period_s: float, now_s: float
     ) -> PublishWaits | WaitsFailed | None:
-        """Computes the next piece of a publication of the board as it was at the first piece, with requests at these `rates`. Returns the
-        publication after the last piece; None before, and without profiles; WaitsFailed for invalid figures. O(groups), and passes over
-        the groups for classes without one."""
+        """Computes the next piece of a publication of the board and the demand as they were at the first piece. Returns the publication
+        after the last piece; None before, and without profiles; WaitsFailed for invalid figures. O(groups), and passes over the groups for
+        classes without one."""
         if self._profiles is None:
             return None
         if self._pieces is None:
-            self._pieces = self._compute(self._profiles, board, list(rates), joins, counted_to, now_s)
+            self._pieces = self._compute(self._profiles, board, demand.rates(now_s), joins, counted_to, now_s)
         try:
             next(self._pieces)
             self.due_s = now_s
@@ -94,19 +97,18 @@ class WaitForecast:
     def _compute(
         self, profiles: ProfileSnapshot, board: Board, rates: list[Rate], joins: Joins, counted_to: int, now_s: float
     ) -> Generator[None, None, PlannedWaits]:
+        made = partial(PlannedWaits, made_s=now_s, plan_version=board.plan_version, profile_version=profiles.version, counted_to=counted_to)
+        if not self.holds_waits:
+            return made(queues=(), classes=(), instances={})
         slots = [slot for _, slot in sorted(board.slots.items()) if slot.alive][:QUEUES_MAX]
         views = views_of(board, slots, sum(rate.per_s for rate in rates), now_s)
-        plan_version, newcomers = board.plan_version, self._newcomers(board, rates, joins, now_s)
+        newcomers = self._newcomers(board, rates, joins, now_s)
         yield
         assessment = Assessment(self._catalogue, profiles, views)
         knots = max(2, min(KNOTS_MAX, KNOTS_OF_ALL // max(1, len(views))))
         yield
         classes = yield from self._classes(assessment, newcomers, sum(len(view.groups) for view in views), now_s)
-        return PlannedWaits(
-            made_s=now_s,
-            plan_version=plan_version,
-            profile_version=profiles.version,
-            counted_to=counted_to,
+        return made(
             queues=tuple(queue_waits(view, assessment.queue_curve(view.instance.name, knots)) for view in views),
             classes=classes,
             instances={model: sum(1 for slot in slots if model in slot.facts.models) for model in self._catalogue},

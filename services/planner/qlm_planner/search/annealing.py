@@ -1,6 +1,7 @@
 """Simulated annealing of orders. The acceptance limit is drawn first, so that the evaluation of a move can stop early.
 
-The number of moves bounds it, a seed determines it, and the result never costs more than the start.
+Most moves are rejected, and few orders have few moves: the cost that a rejected one exceeds is kept until one of its queues changes.
+The number of moves bounds the search, a seed determines it, and the result never costs more than the start.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_planner.search.compile_cache import compiled, lean
-from qlm_planner.search.moves import BLOCK_MAX, drawn_place, run_begin, run_end, sketch_block, sketch_exchange, sketch_tails
-from qlm_planner.search.order_state import OrderState, Sketch, commit, empty_sketch, orders_in, plan_cost, plan_of, walk
+from qlm_planner.search.moves import BLOCK_MAX, NO_MOVE, Move, block_to, drawn_place, exchange, run_begin, run_end, sketch_move
+from qlm_planner.search.order_state import OrderState, commit, empty_sketch, orders_in, plan_cost, plan_of, walk
 from qlm_planner.search.packing import Packed
 from qlm_planner.search.problem import Integers
 from qlm_planner.search.random_numbers import State, below, uniform
@@ -25,6 +26,10 @@ RUN_SHARE = 0.2
 """Share of the blocks that are a whole run; as many are the end of one, half as many cross runs."""
 CHECKS = 32
 """Times at which the best orders so far are stored."""
+KEPT_BITS, PLACE_BITS = 11, 15
+"""2^KEPT_BITS costs of rejected moves are kept, on queues with room for fewer than 2^PLACE_BITS groups."""
+MIXER = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio: spreads keys."""
 
 
 @compiled
@@ -41,6 +46,9 @@ def anneal(
     of_model = np.argsort(packed.model, kind="mergesort").astype(np.int32)
     model_first = np.searchsorted(packed.model[of_model], np.arange(packed.swap.shape[1] + 1))
     one, other = empty_sketch(2 * capacity), empty_sketch(2 * capacity)
+    # The moves by their blocks and the states of their queues, of which every one has its number.
+    keys, bounds = np.full((1 << KEPT_BITS, 2), -1, dtype=np.int64), np.empty(1 << KEPT_BITS)
+    states, states_made = np.arange(len(plan.size)), len(plan.size)
     every = max(1, moves // CHECKS)
     cooling = COOLING ** (1.0 / CHECKS)
     temperature = hot
@@ -50,18 +58,29 @@ def anneal(
             if cost < best:
                 best = cost
                 best_first, best_groups = orders_in(plan.order, plan.size)
-        changed = _sketch(packed, plan, chance, groups, of_model, model_first, one, other)
-        if changed == 0:
+        move = _draw(packed, plan, chance, groups, of_model, model_first)
+        source, begin, end, target, place, stop = move
+        if source < 0:
             continue
         limit = -temperature * math.log(1.0 - uniform(chance))
-        more = walk(packed, plan, one, np.inf if changed == 2 else limit)
-        if changed == 2:
+        blocks = ((begin << PLACE_BITS | end) << PLACE_BITS | place) << PLACE_BITS | stop
+        queues = states[source] << 32 | states[target]
+        at = _spread(blocks, queues)
+        if keys[at, 0] == blocks and keys[at, 1] == queues and limit < bounds[at]:
+            continue
+        sketch_move(plan, move, one, other)
+        more = walk(packed, plan, one, limit if source == target else np.inf)
+        if source != target:
             more += walk(packed, plan, other, limit - more)
         if more <= limit:
             commit(plan, one)
-            if changed == 2:
+            if source != target:
                 commit(plan, other)
             cost += more
+            states[source], states[target] = states_made, states_made + 1
+            states_made += 2
+        elif capacity < 1 << PLACE_BITS:
+            keys[at, 0], keys[at, 1], bounds[at] = blocks, queues, limit if more == np.inf else more
     if cost < best:
         best = cost
         best_first, best_groups = orders_in(plan.order, plan.size)
@@ -69,16 +88,13 @@ def anneal(
 
 
 @lean
-def _sketch(
-    packed: Packed,
-    plan: OrderState,
-    chance: State,
-    groups: Integers,
-    of_model: Integers,
-    model_first: NDArray[np.int64],
-    one: Sketch,
-    other: Sketch,
-) -> int:
+def _spread(blocks: int, queues: int) -> int:
+    return int(((np.uint64(blocks) * MIXER ^ np.uint64(queues)) * MIXER) >> np.uint64(64 - KEPT_BITS))
+
+
+@lean
+def _draw(packed: Packed, plan: OrderState, chance: State, groups: Integers, of_model: Integers, model_first: NDArray[np.int64]) -> Move:
+    """The next move, or `NO_MOVE`."""
     group = groups[below(chance, len(groups))]
     queue, place = plan.queue_of[group], plan.place_of[group]
     kind_of_move = uniform(chance)
@@ -92,9 +108,7 @@ def _sketch(
         elif kind_of_block < 2.5 * RUN_SHARE:
             end = min(plan.size[queue], place + 2 + below(chance, BLOCK_MAX - 1))
         target, at = drawn_place(packed, plan, chance, group, of_model, model_first)
-        if target < 0:
-            return 0
-        return sketch_block(packed, plan, queue, begin, end, target, at, one, other)
+        return NO_MOVE if target < 0 else block_to(packed, plan, queue, begin, end, target, at)
     with_group = groups[below(chance, len(groups))]
     target, at = plan.queue_of[with_group], plan.place_of[with_group]
     if kind_of_move < 1.0 - TAILS_SHARE:
@@ -102,5 +116,8 @@ def _sketch(
         if below(chance, 2) == 0:
             begin, end = run_begin(packed, plan, queue, place), run_end(packed, plan, queue, place)
             at, at_end = run_begin(packed, plan, target, at), run_end(packed, plan, target, at)
-        return sketch_exchange(packed, plan, queue, begin, end, target, at, at_end, one, other)
-    return sketch_tails(packed, plan, queue, place + below(chance, 2), target, at + below(chance, 2), one, other)
+        return exchange(packed, plan, queue, begin, end, target, at, at_end)
+    begin, at = place + below(chance, 2), at + below(chance, 2)
+    if queue == target or plan.size[queue] - begin + plan.size[target] - at == 0:
+        return NO_MOVE
+    return exchange(packed, plan, queue, begin, plan.size[queue], target, at, plan.size[target])

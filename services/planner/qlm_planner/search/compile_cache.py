@@ -138,16 +138,17 @@ def _mark(folder: Path) -> Path:
 
 def compiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Compiles at the first call for argument types, or loads the cached code. Releases the interpreter's lock."""
-    return _compiled(function, counts=True)
+    return _compiled(function, inlined=False)
 
 
 def lean(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """`compiled` for functions without new arrays: skips counting references to array arguments, which costs more than a small function."""
-    return _compiled(function, counts=False)
+    """`compiled` into its callers, for functions without new arrays: passing arrays and counting references to them costs more than a small
+    function."""
+    return _compiled(function, inlined=True)
 
 
-def _compiled(function: Callable[Arguments, Result], *, counts: bool) -> Callable[Arguments, Result]:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": counts}
+def _compiled(function: Callable[Arguments, Result], *, inlined: bool) -> Callable[Arguments, Result]:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": not inlined, "forceinline": inlined}
     if FOLDER is None:
         uncached: Callable[Arguments, Result] = numba.njit(**options)(function)
         return uncached

@@ -1,7 +1,6 @@
 """The cost of a group at its position (design, "The planner"), and the opening of a queue. Compiled.
 
-Lateness is computed at four points of a group. These functions take numbers and single arrays: passing the whole problem costs more than
-their work.
+Lateness is computed at four points of a group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Moves of the annealing: relocate a block, exchange two blocks, exchange the tails of two queues.
 
-Each checks its constraints (bands, instances that can serve, room), and fills one or two sketches.
+All are exchanges of two blocks, of which one may be empty. Each checks its constraints (bands, instances that can serve, room).
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ BESIDE_SHARE, DEADLINE_SHARE, ANYWHERE_SHARE = 0.4, 0.2, 0.08
 """Shares of the positions drawn beside a group of the same model, by deadline, and anywhere. Others are between runs."""
 SAME_QUEUE_SHARE = 0.3
 """Share of the positions not beside a group that are on the group's own queue."""
+Move = tuple[int, int, int, int, int, int]
+"""(queue, begin, end, queue, place, stop): its blocks [begin, end) and [place, stop) are exchanged, the first before the second on one
+queue."""
+NO_MOVE = (-1, 0, 0, 0, 0, 0)
 
 
 @lean
@@ -120,40 +124,6 @@ def seal(sketch: Sketch, queue: int, begin: int, length: int, kept: int) -> None
 
 
 @lean
-def sketch_block(
-    packed: Packed, plan: OrderState, source: int, begin: int, end: int, target: int, place: int, one: Sketch, other: Sketch
-) -> int:
-    """Sketches a block [begin, end) at a position of a queue (as it is now). Returns the number of changed queues; 0 if impossible."""
-    order = plan.order
-    if source != target and (plan.size[target] + end - begin > order.shape[1] or not serves_all(packed, plan, source, begin, end, target)):
-        return 0
-    place = in_band(packed, plan, target, place, packed.band[order[source, begin]], packed.band[order[source, end - 1]])
-    if place < 0:
-        return 0
-    size = plan.size[source]
-    if source == target:
-        if begin <= place <= end:
-            return 0
-        if place < begin:
-            at = fill(one, plan, 0, source, begin, end)
-            at = fill(one, plan, at, source, place, begin)
-            at = fill(one, plan, at, source, end, size)
-            seal(one, source, place, at, size - end)
-        else:
-            at = fill(one, plan, 0, source, end, place)
-            at = fill(one, plan, at, source, begin, end)
-            at = fill(one, plan, at, source, place, size)
-            seal(one, source, begin, at, size - place)
-        return 1
-    at = fill(one, plan, 0, source, end, size)
-    seal(one, source, begin, at, size - end)
-    at = fill(other, plan, 0, source, begin, end)
-    at = fill(other, plan, at, target, place, plan.size[target])
-    seal(other, target, place, at, plan.size[target] - place)
-    return 2
-
-
-@lean
 def fits_in_place(packed: Packed, plan: OrderState, queue: int, begin: int, end: int, low: int, high: int) -> bool:
     """Whether groups from band `low` to `high` may replace those at [begin, end)."""
     if begin > 0 and packed.band[plan.order[queue, begin - 1]] > low:
@@ -162,55 +132,53 @@ def fits_in_place(packed: Packed, plan: OrderState, queue: int, begin: int, end:
 
 
 @lean
-def sketch_exchange(
-    packed: Packed, plan: OrderState, source: int, begin: int, end: int, target: int, place: int, stop: int, one: Sketch, other: Sketch
-) -> int:
-    """Sketches an exchange of the blocks [begin, end) and [place, stop)."""
+def block_to(packed: Packed, plan: OrderState, source: int, begin: int, end: int, target: int, place: int) -> Move:
+    """A block [begin, end) to a position of a queue (as it is now), or `NO_MOVE`."""
+    low, high = packed.band[plan.order[source, begin]], packed.band[plan.order[source, end - 1]]
+    place = in_band(packed, plan, target, place, low, high)
+    if place < 0 or (source == target and begin <= place <= end):
+        return NO_MOVE
+    if source != target:
+        return exchange(packed, plan, source, begin, end, target, place, place)
+    return (source, place, begin, source, begin, end) if place < begin else (source, begin, end, source, end, place)
+
+
+@lean
+def exchange(packed: Packed, plan: OrderState, source: int, begin: int, end: int, target: int, place: int, stop: int) -> Move:
+    """Exchanges the blocks [begin, end) and [place, stop), or `NO_MOVE`. Of two queues, one block may be empty."""
     band, order = packed.band, plan.order
     if source == target:
         if place < begin:
             begin, end, place, stop = place, stop, begin, end
         if place < end or band[order[source, begin]] != band[order[source, stop - 1]]:
-            return 0
-        at = fill(one, plan, 0, source, place, stop)
-        at = fill(one, plan, at, source, end, place)
-        at = fill(one, plan, at, source, begin, end)
-        seal(one, source, begin, fill(one, plan, at, source, stop, plan.size[source]), plan.size[source] - stop)
-        return 1
+            return NO_MOVE
+        return source, begin, end, source, place, stop
     more = (stop - place) - (end - begin)
     if plan.size[source] + more > order.shape[1] or plan.size[target] - more > order.shape[1]:
-        return 0
-    if not (
-        serves_all(packed, plan, source, begin, end, target)
-        and serves_all(packed, plan, target, place, stop, source)
-        and fits_in_place(packed, plan, source, begin, end, band[order[target, place]], band[order[target, stop - 1]])
-        and fits_in_place(packed, plan, target, place, stop, band[order[source, begin]], band[order[source, end - 1]])
-    ):
-        return 0
-    at = fill(one, plan, 0, target, place, stop)
-    seal(one, source, begin, fill(one, plan, at, source, end, plan.size[source]), plan.size[source] - end)
-    at = fill(other, plan, 0, source, begin, end)
-    seal(other, target, place, fill(other, plan, at, target, stop, plan.size[target]), plan.size[target] - stop)
-    return 2
+        return NO_MOVE
+    if not (serves_all(packed, plan, source, begin, end, target) and serves_all(packed, plan, target, place, stop, source)):
+        return NO_MOVE
+    if stop > place and not fits_in_place(packed, plan, source, begin, end, band[order[target, place]], band[order[target, stop - 1]]):
+        return NO_MOVE
+    if end > begin and not fits_in_place(packed, plan, target, place, stop, band[order[source, begin]], band[order[source, end - 1]]):
+        return NO_MOVE
+    return source, begin, end, target, place, stop
 
 
 @lean
-def sketch_tails(packed: Packed, plan: OrderState, source: int, begin: int, target: int, place: int, one: Sketch, other: Sketch) -> int:
-    """Sketches an exchange of the tails of two queues."""
-    order = plan.order
-    of_source, of_target = plan.size[source] - begin, plan.size[target] - place
-    if source == target or of_source + of_target == 0:
-        return 0
-    if begin + of_target > order.shape[1] or place + of_source > order.shape[1]:
-        return 0
-    if begin > 0 and of_target > 0 and packed.band[order[source, begin - 1]] > packed.band[order[target, place]]:
-        return 0
-    if place > 0 and of_source > 0 and packed.band[order[target, place - 1]] > packed.band[order[source, begin]]:
-        return 0
-    if not serves_all(packed, plan, source, begin, plan.size[source], target):
-        return 0
-    if not serves_all(packed, plan, target, place, plan.size[target], source):
-        return 0
-    seal(one, source, begin, fill(one, plan, 0, target, place, plan.size[target]), 0)
-    seal(other, target, place, fill(other, plan, 0, source, begin, plan.size[source]), 0)
-    return 2
+def sketch_move(plan: OrderState, move: Move, one: Sketch, other: Sketch) -> None:
+    """Sketches a move: in `one` what becomes of the first queue, in `other` of the second one, if it is another."""
+    source, begin, end, target, place, stop = move
+    at = fill(one, plan, 0, target, place, stop)
+    if source == target:
+        at = fill(one, plan, at, source, end, place)
+        at = fill(one, plan, at, source, begin, end)
+        kept = plan.size[source] - stop
+        at = fill(one, plan, at, source, stop, plan.size[source])
+    else:
+        kept = plan.size[source] - end
+        at = fill(one, plan, at, source, end, plan.size[source])
+        both = fill(other, plan, 0, source, begin, end)
+        both = fill(other, plan, both, target, stop, plan.size[target])
+        seal(other, target, place, both, plan.size[target] - stop)
+    seal(one, source, begin, at, kept)

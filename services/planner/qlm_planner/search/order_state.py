@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from qlm_planner.search import packing
 from qlm_planner.search.compile_cache import compiled, lean
-from qlm_planner.search.group_cost import front_cost, lateness, opening
+from qlm_planner.search.group_cost import cost_from, front_cost, opening
 from qlm_planner.search.packing import Packed
 from qlm_planner.search.problem import Floats, Integers
 
@@ -122,9 +122,8 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
     groups, starts, variances, runs, costs = sketch.groups, sketch.start_s, sketch.variance, sketch.run_s, sketch.cost
     size, kind = plan.size[queue], packed.kind[queue]
     was_start, was_variance, was_run, was_cost = plan.start_s[queue], plan.variance[queue], plan.run_s[queue], plan.cost[queue]
-    on_kind, rows, models, swaps, warms = packed.on_kind[kind], packed.group, packed.model, packed.swap[queue], packed.warm[kind]
-    late_weight, tardiness_weight = packed.weights[packing.LATE], packed.weights[packing.TARDINESS]
-    work_weight, completion_weight = packed.weights[packing.WORK_WEIGHT], packed.weights[packing.COMPLETION]
+    on_kind, models, swaps, warms = packed.on_kind[kind], packed.model, packed.swap[queue], packed.warm[kind]
+    work_weight = packed.weights[packing.WORK_WEIGHT]
     total_before = queue_cost(plan, queue)
     most = total_before + allowance
     aligned_from = length - sketch.at[KEPT]
@@ -147,17 +146,9 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
             variance += drain_variance
             total += work_weight * swap_s
         before_model = model
-        work_s, own_s = on_kind[group, packing.WORK], on_kind[group, packing.OWN]
-        drain_s, drain_variance, work_variance = (
-            on_kind[group, packing.DRAIN],
-            on_kind[group, packing.OWN_VARIANCE],
-            on_kind[group, packing.WORK_VARIANCE],
-        )
-        late, tardiness_s = lateness(
-            start_s + own_s - rows[group, packing.DEADLINE], work_s - rows[group, packing.SPREAD], variance + drain_variance, work_variance
-        )
-        completion_s = start_s + own_s + 0.5 * work_s
-        total += rows[group, packing.REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s + completion_weight * completion_s)
+        total += cost_from(packed, kind, group, start_s, variance)
+        work_s, work_variance = on_kind[group, packing.WORK], on_kind[group, packing.WORK_VARIANCE]
+        drain_s, drain_variance = on_kind[group, packing.DRAIN], on_kind[group, packing.OWN_VARIANCE]
         start_s += work_s
         variance += work_variance
         if total > most:
