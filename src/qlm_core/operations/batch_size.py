@@ -5,8 +5,8 @@ them slower. Sizes are compared by rollouts, as in model predictive control: fro
 `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
 the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do.
 
-Each choice draws one course of events and compares the size with its neighbours and the largest one on it. Advantages are averaged over
-about `CHOICES_KEPT` choices, and the size moves to the best: one course says little, and a size that moves with each of them serves nobody.
+Each choice draws one course of events and compares all sizes on it. Their values are averaged over about `CHOICES_KEPT` choices, and the
+best is the size: one course says little, and a size that moves with each of them serves nobody.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ REQUESTS_MAX = 256
 """Most requests of a course; of more, each stands for several, and a seat for as many."""
 
 CHOICES_KEPT = 8
-"""Choices over which advantages are averaged."""
+"""Choices over which values are averaged."""
+
+MUCH_WORSE = 0.1
+"""Of the share in time: smaller sizes than one that loses so much on a course are not compared on it."""
 
 THROUGHPUT_SHARE = 1e-3
 """Weight of the throughput, relative to the largest, beside the share of requests in time: it decides where the latter are equal."""
@@ -65,68 +68,41 @@ class ClassDemand:
         return len(self.running) + sum(count for _, count in self.waiting)
 
 
-@dataclass(slots=True)
-class _Gain:
-    """Gain of a size over the present one in the last choices: mean, variance and number."""
-
-    mean: float = 0.0
-    variance: float = 0.0
-    choices: int = 0
-
-    def add(self, gain: float) -> None:
-        self.choices = min(self.choices + 1, CHOICES_KEPT)
-        over = gain - self.mean
-        self.mean += over / self.choices
-        self.variance += (over * (gain - self.mean) - self.variance) / self.choices
-
-    @property
-    def stands_out(self) -> bool:
-        """The mean is above zero by more than its standard error."""
-        return self.choices > 1 and self.mean > math.sqrt(self.variance / (self.choices - 1))
-
-    @property
-    def is_none(self) -> bool:
-        return self.mean == self.variance == 0.0
-
-
 class BatchChoice:
     """The size of the batch of one model on one instance: `size`, at first `batch_max` >= 1, which is the largest. The number
     of the choice is the seed of its draws, so equal calls have equal results."""
 
     def __init__(self, batch_max: int) -> None:
         self._sizes = sizes(batch_max)
-        self._at = len(self._sizes) - 1
-        self._gains: dict[int, _Gain] = {}
+        self._values: list[float] = []
         self._choices = 0
-
-    @property
-    def size(self) -> int:
-        return self._sizes[self._at]
+        self.size = batch_max
 
     def choose(self, hardware: HardwareProfile, demands: Sequence[ClassDemand], *, slowdown: float = 1.0, share: float = 1.0) -> int:
         """Chooses again. `slowdown`: measured steps over those of the profile; `share` in (0, 1]: of the engine's time, that it has for
         these classes beside other models that wait. Costs O(REQUESTS_MAX)."""
-        last = len(self._sizes) - 1
         if all(each.first_token or each.slo_s == math.inf for each in demands):
-            self._at, self._gains = last, {}
+            self.size, self._values = self._sizes[-1], []
             return self.size
         self._choices += 1
         course = _course(self._choices, hardware, demands, self._sizes[-1], slowdown, share)
-        value, peak = course.value(self.size)
-        # Sizes between the most that run and the size make no difference.
-        below = max(0, bisect_left(self._sizes, min(peak, self.size)) - 1)
-        half = max(0, below + 1 - SIZES_PER_DOUBLING)
-        for index in {half, below, min(last, self._at + 1), last} - {self._at}:
-            self._gains.setdefault(index, _Gain()).add(course.value(self._sizes[index])[0] - value)
-        sure = [index for index, gain in self._gains.items() if gain.stands_out or (gain.is_none and index > self._at)]
-        if sure:
-            best = max(sure, key=lambda index: (self._gains[index].mean, index))
-            gain = self._gains.pop(best)
-            for each in self._gains.values():
-                each.mean -= gain.mean
-            gain.mean = -gain.mean
-            self._gains[self._at], self._at = gain, best
+        values = self._course_values(course)
+        weight = 1.0 / min(self._choices, CHOICES_KEPT)
+        kept = self._values or values
+        self._values = [old + weight * (new - old) for old, new in zip(kept, values, strict=True)]
+        self.size = max(zip(self._values, self._sizes, strict=True))[1]
         return self.size
+
+    def _course_values(self, course: _Course) -> list[float]:
+        """The value of each size on a course, ascending. Sizes above the most that run make no difference; below one that is much worse
+        than the best, all count as that."""
+        values: list[float] = []
+        value, peak = 0.0, math.inf
+        for size in reversed(self._sizes):
+            if size < peak and (not values or value > max(values) - MUCH_WORSE):
+                value, peak = course.value(size)
+            values.append(value)
+        return values[::-1]
 
 
 @lru_cache(maxsize=64)

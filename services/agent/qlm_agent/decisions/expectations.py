@@ -7,7 +7,7 @@ planner's predictions are finer; these only decide whether a head is late withou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +73,7 @@ class Expectations:
         self._prompt_tokens: dict[str, float] = {}  # by model, of completed requests
         self._token_times: dict[str, tuple[float, float]] = {}  # model -> seconds, tokens
         self._steps: dict[str, tuple[float, float]] = {}  # model -> measured seconds, profiled seconds
+        self._prefilled: list[int] = []
 
     # Output lengths ---------------------------------------------------------------------------------------------------
 
@@ -112,13 +113,23 @@ class Expectations:
 
     # Times ------------------------------------------------------------------------------------------------------------
 
-    def record_tokens(self, model: str, seconds: float, tokens: int, sequences: int) -> None:
-        """Records that runs of a model produced `tokens` in `seconds`, both summed over the runs, while `sequences` ran."""
+    def record_prefill(self, tokens: int) -> None:
+        """Records that a prompt of so many tokens was computed while others produced tokens, which are reported later than first tokens."""
+        self._prefilled.append(tokens)
+
+    def record_tokens(self, model: str, seconds: float, tokens: int, decoding: Sequence[int], others: int) -> None:
+        """Records that runs of a model, with `decoding` tokens of context each, produced `tokens` in `seconds`, both summed over the runs,
+        beside `others` of which only the number is known. Prompts that were computed since the last call took their part."""
         kept_s, kept_tokens = self._token_times.get(model, (0.0, 0.0))
         self._token_times[model] = (REPORT_KEPT * kept_s + seconds, REPORT_KEPT * kept_tokens + tokens)
-        kept_s, kept_profiled_s = self._steps.get(model, (0.0, 0.0))
-        profiled_s = tokens * self._profiled_step_s(model, sequences)
-        self._steps[model] = (STEPS_KEPT * kept_s + seconds, STEPS_KEPT * kept_profiled_s + profiled_s)
+        hardware = self.hardware.get(model)
+        if hardware is not None:
+            others_s = self._step_s(hardware, model, others) - self._step_s(hardware, model, 0)
+            prefills_s = hardware.prefill_work_s(sum(self._prefilled), sum(each * each for each in self._prefilled))
+            profiled_s = tokens * (hardware.decode_step_s(len(decoding), sum(decoding)) + others_s) + len(decoding) * prefills_s
+            kept_s, kept_profiled_s = self._steps.get(model, (0.0, 0.0))
+            self._steps[model] = (STEPS_KEPT * kept_s + seconds, STEPS_KEPT * kept_profiled_s + profiled_s)
+        self._prefilled.clear()
 
     def token_s(self, model: str) -> float:
         """Seconds from one token of a run to its next: d of equation 4."""
@@ -134,18 +145,13 @@ class Expectations:
         return seconds / profiled_s if seconds > 0.0 and profiled_s > 0.0 else 1.0
 
     def output_s(self, model: str, sequences: int) -> float:
-        """Seconds of a model's output in a batch of this size; 1 without measured or profiled steps."""
-        return self._output(model, _ANY_CLASS) * self._profiled_step_s(model, sequences) or 1.0
-
-    def _profiled_step_s(self, model: str, sequences: int) -> float:
+        """Seconds of a model's output in a batch of this size; 1 without a profile."""
         hardware = self.hardware.get(model)
-        return (
-            0.0
-            if hardware is None
-            else step_s(
-                hardware, sequences, self._prompt_tokens.get(model, WORKLOAD_PRIOR.prompt_tokens_mean), self._output(model, _ANY_CLASS)
-            )
-        )
+        return 1.0 if hardware is None else self._output(model, _ANY_CLASS) * self._step_s(hardware, model, sequences)
+
+    def _step_s(self, hardware: HardwareProfile, model: str, sequences: int) -> float:
+        prompt_tokens = self._prompt_tokens.get(model, WORKLOAD_PRIOR.prompt_tokens_mean)
+        return step_s(hardware, sequences, prompt_tokens, self._output(model, _ANY_CLASS))
 
     def left_s(self, run: Run) -> float:
         """Seconds until the run ends, including its prefill if it has not started."""

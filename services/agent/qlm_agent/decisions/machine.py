@@ -227,7 +227,7 @@ class AgentMachine:
 
     def _take_progress(self, now_s: float, event: EngineProgress) -> None:
         seconds, tokens_made, model = 0.0, 0, ""
-        sequences = self.runs.running + self.runs.others_runs
+        decoding = list[int]()  # tokens of context of each
         for run_id, tokens in event.counts:
             run = self.runs.get(run_id)
             if run is None or not run.on_engine:
@@ -237,10 +237,13 @@ class AgentMachine:
                 seconds += now_s - run.reported_s
                 tokens_made += tokens
                 model = run.model
+                decoding.append(run.context_tokens)
+            elif any(each.reported_s is not None for each in self.runs.on_gpu()):
+                self.expectations.record_prefill(run.context_tokens)
             run.reported_s = now_s
             self.delivery.add_output(now_s, run, tokens)
         if tokens_made:
-            self.expectations.record_tokens(model, seconds, tokens_made, sequences)
+            self.expectations.record_tokens(model, seconds, tokens_made, decoding, self.runs.others_runs)
         broken = sum(end.failure is FailureKind.BROKEN for end in event.ended)
         if broken > 1:
             self._broke_together = True
