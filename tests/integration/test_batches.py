@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from openai.types import Batch
@@ -296,3 +297,23 @@ async def test_a_file_that_cannot_be_opened_is_503(rig: Rig, tmp_path: Path) -> 
         with pytest.raises(openai.InternalServerError) as refused:
             await client.files.content(file.id)
         assert (refused.value.status_code, refused.value.code) == (503, "queue_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=b", b""),
+        ("multipart/form-data; boundary=b", b"no boundary"),
+        ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="a\x10"\r\n\r\nx\r\n--b--\r\n'),
+        ("multipart/form-data; boundary=b", b"--b\r\nX: " + b"x" * 20_000 + b"\r\n\r\nx\r\n--b--\r\n"),
+        ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'),
+    ],
+)
+async def test_an_upload_that_is_no_form_with_a_file_is_400(rig: Rig, tmp_path: Path, kind: str, body: bytes) -> None:
+    gateway = await gateway_of(rig, str(tmp_path / "files"))
+    async with aiohttp.ClientSession(gateway.gateway.http_url) as session:
+        async with session.post("/v1/files", data=body, headers={"Content-Type": kind}) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "file")
+        async with session.get("/v1/files") as answer:
+            assert (await answer.json())["data"] == []

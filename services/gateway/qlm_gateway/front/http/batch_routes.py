@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Literal, TypeVar
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http import HttpProcessingError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qlm_core.vocabulary.errors import InvalidRequest, PermissionDenied, Unavailable, invalid_field
@@ -43,7 +44,7 @@ class _ExpiresAfter(BaseModel):
     seconds: int = Field(ge=EXPIRES_MIN_S, le=EXPIRES_MAX_S)
 
 
-class _NewBatch(BaseModel):
+class NewBatch(BaseModel):
     """The body of `POST /v1/batches`."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -109,7 +110,7 @@ class BatchRoutes:
                     filename, size = part.filename or "upload", await self._written(part, writer)
                 elif part.name is not None and len(fields) < 16:
                     fields[part.name] = (await self._piece(part.read_chunk(FIELD_BYTES_MAX))).decode(errors="replace")
-        except ValueError as error:
+        except (ValueError, HttpProcessingError) as error:  # the latter: headers of a part
             raise InvalidRequest("the body is not multipart/form-data", details={"field": "file", "rule": "multipart"}) from error
         if size < 0:
             raise invalid_field("file", "present")
@@ -246,9 +247,9 @@ class BatchRoutes:
             raise Unavailable(f"the store of files cannot be used: {error.strerror}", details={"retry_after_s": "5"}) from error
 
 
-def _new_batch(body: bytes) -> _NewBatch:
+def _new_batch(body: bytes) -> NewBatch:
     try:
-        new = _NewBatch.model_validate_json(body)
+        new = NewBatch.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(step) for step in first["loc"])
