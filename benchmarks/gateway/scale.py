@@ -25,7 +25,7 @@ async def measure_scale(bench: Bench) -> None:
     for figure in FIGURES:
         if figure.part == "scale":
             what = figure.key.rpartition("_")[2]
-            found = {point: await _measure(bench, what, int(point)) for point in figure.points}
+            found = {point: await _measure(bench, what, int(point)) for point in figure.points[: bench.sizes.scale_points]}
             bench.values[figure.key] = dict(found)
 
 

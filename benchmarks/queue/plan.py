@@ -23,6 +23,7 @@ class Sizes:
     campaign_kills: int = 30
     campaign_server_kills: int = 5
     scale_s: float = 6.0
+    scale_points: int = 4
     stream_clients: int = 64
     stream_requests: int = 3_000
     stream_kills: int = 180
@@ -44,7 +45,8 @@ QUICK = Sizes(
     campaign_requests=60,
     campaign_kills=2,
     campaign_server_kills=1,
-    scale_s=0.7,
+    scale_s=3.0,
+    scale_points=2,
     stream_clients=8,
     stream_requests=80,
     stream_kills=7,
