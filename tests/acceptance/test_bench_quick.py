@@ -95,7 +95,7 @@ def test_streams_of_the_official_client_survive_kills_of_every_process(tmp_path:
     assert found["context"]["failures"] == {}, said
     assert found["streams_lost"] == 0, said
     assert kills["kills_by_process"].keys() == {*(f"{name}-{number}" for name in ("gateway", "planner", "h100") for number in (0, 1))} | {
-        "estimator",
+        "estimator-0",
         "server",
     }
     assert kills["streams"] == 80
