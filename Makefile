@@ -42,6 +42,7 @@ docs: $(STAMP) ## Write docs/reference from the code
 	$(BIN)/python -m qlm_cli.reference.metrics > docs/reference/metrics.md
 	$(BIN)/python -m qlm_cli.reference.commands > docs/reference/cli.md
 	$(BIN)/python -m qlm_cli.reference.api protos > docs/reference/api.md
+	$(BIN)/python -m qlm_cli.reference.openapi > docs/reference/openapi.json
 
 site: $(STAMP) ## Build the documentation into out/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,5 +1,6 @@
 """What the tests sample, whole: `python tests/campaign.py --out FOLDER`. Runs damaged records, signals, chats and marked secrets with
-pytest, then kills under load, and prints one table. `--share`: of each size, for a trial; targets shrink with it. `--workers`: of pytest.
+pytest, then kills under load and under streams of the OpenAI client, and prints one table. `--share`: of each size, for a trial; targets
+shrink with it. `--workers`: of pytest.
 
 Exit codes: 0 all targets are met; 1 one is missed, or a part did not end.
 """
@@ -30,6 +31,7 @@ TESTS = (
 )
 SIZES = {"QLM_DAMAGE_SEEDS": 2_000, "QLM_DAMAGE_SERVER_SEEDS": 100, "QLM_SIGTERM_RUNS": 100, "QLM_TEST_CHATS": 33}
 REQUESTS, KILLS, SERVER_KILLS = 20_000, 200, 20
+STREAM_KILLS_QUICK = 8
 SHAPES, CHATS = 25, 5_000
 PART_TIMEOUT_S = 3 * 3600.0
 SERVICES = ("gateway", "planner", "estimator", "agent")
@@ -109,6 +111,25 @@ def rows_of_kills(found: Mapping[str, Any], requests: int, kills: int, server_ki
     ]
 
 
+def run_streams(out: Path, share: float) -> list[Row]:
+    """Runs the bench `gateway`, in its small size (STREAM_KILLS_QUICK) where `share` is below 1."""
+    command = [sys.executable, "-m", "benchmarks", "gateway", "--only", "kills", "--json", "--out", str(out)]
+    command += ["--quick"] if share < 1.0 else []
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PART_TIMEOUT_S, check=False)
+    return rows_of_streams(json.loads((ended.stdout.splitlines() or [""])[-1]), STREAM_KILLS_QUICK if share < 1.0 else KILLS)
+
+
+def rows_of_streams(found: Mapping[str, Any], kills: int) -> list[Row]:
+    """Figures of the bench of streams under kills."""
+    context = found["context"]
+    return [
+        at_least("kills of any process under 64 streaming openai clients", found["stream_kills"], kills),
+        at_least("streams that broke off and continued", context["kills"]["streams_broken"], 1),
+        none_of("streams that did not arrive whole and token-exact", found["streams_lost"]),
+        none_of("failures of the bench", len(context["failures"])),
+    ]
+
+
 def part(what: str, run: Callable[[], list[Row]]) -> list[Row]:
     """The rows of a part; one missed row where it did not end or says nothing."""
     try:
@@ -135,6 +156,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     rows = part("tests", lambda: run_tests(options.out, options.share, options.workers))
     rows += part("kills under load", lambda: run_kills(options.out, options.share))
+    rows += part("kills under streams", lambda: run_streams(options.out, options.share))
     print_rows(rows)
     return int(not all(row.met for row in rows))
 

@@ -10,6 +10,8 @@ import click
 
 from benchmarks.gateway.figures import FIGURES
 from benchmarks.gateway.front import measure_accepts, measure_added, measure_events, measure_memory
+from benchmarks.gateway.kills import measure_kills
+from benchmarks.gateway.scale import measure_scale
 from benchmarks.queue.run import Measure, bench_options, run_bench
 
 MEASURES: Mapping[str, Measure] = {
@@ -17,6 +19,8 @@ MEASURES: Mapping[str, Measure] = {
     "added": measure_added,
     "events": measure_events,
     "memory": measure_memory,
+    "scale": measure_scale,
+    "kills": measure_kills,
 }
 
 
@@ -24,9 +28,9 @@ MEASURES: Mapping[str, Measure] = {
 @bench_options(FIGURES)
 def gateway(as_json: bool, only: tuple[str, ...], seed: int, quick: bool, out: Path) -> None:
     """Measure the OpenAI API of one gateway that is held to one core: durable accepts, added latency, events of streams, and memory with
-    open streams.
+    open streams. Then of clusters on all cores: throughput by the number of gateways, agents and queues, and streams through kills.
 
-    Real processes, load over loopback from processes of its own. Progress goes to stderr. A full run takes about three minutes.
+    Real processes, load over loopback from processes of its own. Progress goes to stderr. A full run takes about a quarter of an hour.
 
     Exit codes: 0 all was measured; 1 a part could not be; 2 wrong use.
     """

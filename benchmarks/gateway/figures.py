@@ -14,4 +14,9 @@ FIGURES: Sequence[Figure] = (
     Figure(key="sse_events_per_s", part="events", target=">= 20,000", least={"": 20_000}),
     Figure(key="cpu_us_per_chunk", part="events", target="<= 45", most={"": 45.0}),
     Figure(key="rss_mib", part="memory", target="10,000 open <= 600", points=("idle", "open"), most={"open": 600.0}),
+    Figure(key="accepts_per_s_by_gateways", part="scale", target="stated", points=("1", "2", "4")),
+    Figure(key="chats_per_s_by_agents", part="scale", target="stated", points=("1", "2", "4", "8")),
+    Figure(key="accepts_per_s_by_queues", part="scale", target="stated", points=("1", "2", "4")),
+    Figure(key="stream_kills", part="kills", target=">= 200", least={"": 200}),
+    Figure(key="streams_lost", part="kills", target="0", most={"": 0}),
 )

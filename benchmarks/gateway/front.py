@@ -40,7 +40,7 @@ async def measure_accepts(bench: Bench) -> None:
     async with LiveCluster(bench.out / "http-accepts", Shape(http=True), bench.seed, bench.collector) as live:
         hold_to_one_core(live)
         meter = CpuMeter(live)
-        settings = {**_chats(bench, live, "accepts", output_tokens=256, slo_s=FAR_SLO_S), "in_flight": IN_FLIGHT}
+        settings = {**chats_settings(bench, live.http, "accepts", output_tokens=256, slo_s=FAR_SLO_S), "in_flight": IN_FLIGHT}
         report = await run_worker("http_accepts", {**settings, "seconds": bench.sizes.accepts_s}, meter.on_event)
         report["counted_by_the_queue"] = await accepted_count(live)
     if report["refused"] or not report["counted_by_the_queue"] == report["accepted_in_all"] == report["ids"]:
@@ -59,7 +59,7 @@ async def measure_added(bench: Bench) -> None:
     async with LiveCluster(bench.out / "http-added", shape, bench.seed, bench.collector) as live, bench.collector.following():
         hold_to_one_core(live)
         meter = CpuMeter(live)
-        settings = {**_chats(bench, live, "added", output_tokens=16, slo_s=NEAR_SLO_S), "rate_per_s": RATE_PER_S}
+        settings = {**chats_settings(bench, live.http, "added", output_tokens=16, slo_s=NEAR_SLO_S), "rate_per_s": RATE_PER_S}
         report = await run_worker("http_open_loop", {**settings, "seconds": bench.sizes.added_s}, meter.on_event)
         if report["errors"] or report["ended"] < report["requests"]:
             raise Unavailable(f"only {report['ended']} of {report['requests']} chats ended: {report['errors']}")
@@ -77,7 +77,7 @@ async def measure_events(bench: Bench) -> None:
         hold_to_one_core(live)
         meter = CpuMeter(live)
         tokens = min(round(STEPS_PER_S * (seconds + 5.0)), 8192 - 2 * PROMPT_TOKENS)
-        settings = {**_chats(bench, live, "events", output_tokens=tokens, slo_s=FAR_SLO_S), "streams": STREAMS}
+        settings = {**chats_settings(bench, live.http, "events", output_tokens=tokens, slo_s=FAR_SLO_S), "streams": STREAMS}
         report = await run_worker("http_events", {**settings, "seconds": bench.sizes.fanout_s}, meter.on_event)
     if report["broken"] or report["streams"] < STREAMS:
         raise Unavailable(f"streams broke off or ended before the time: {report}")
@@ -95,10 +95,10 @@ async def measure_memory(bench: Bench) -> None:
     async with LiveCluster(bench.out / "http-memory", Shape(time_scale=ENGINE_SLOW, http=True), bench.seed, bench.collector) as live:
         hold_to_one_core(live)
         pid = _gateway_pid(live)
-        warmup = {**_chats(bench, live, "warm", output_tokens=16, slo_s=FAR_SLO_S), "in_flight": 1, "seconds": 0.5}
+        warmup = {**chats_settings(bench, live.http, "warm", output_tokens=16, slo_s=FAR_SLO_S), "in_flight": 1, "seconds": 0.5}
         await run_worker("http_accepts", warmup)
         resident = {"idle": rss_mib(pid)}
-        settings = {**_chats(bench, live, "held", output_tokens=16, slo_s=FAR_SLO_S), "streams": streams, "seconds": HELD_S}
+        settings = {**chats_settings(bench, live.http, "held", output_tokens=16, slo_s=FAR_SLO_S), "streams": streams, "seconds": HELD_S}
 
         def on_event(event: str) -> None:
             if event == "end":
@@ -128,9 +128,10 @@ def _gateway_pid(live: LiveCluster) -> int:
     return live.state.of("gateway")[0].pid
 
 
-def _chats(bench: Bench, live: LiveCluster, run_id: str, *, output_tokens: int, slo_s: float) -> dict[str, object]:
+def chats_settings(bench: Bench, address: str, run_id: str, *, output_tokens: int, slo_s: float) -> dict[str, object]:
+    """Settings that all load generators of chats take."""
     return {
-        "address": live.http,
+        "address": address,
         "seed": bench.seed,
         "run_id": run_id,
         "prompt_tokens": PROMPT_TOKENS,

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from itertools import count
 
-from benchmarks.gateway.chats import chats_of
+from benchmarks.gateway.chats import ChatCalls, chats_of
 from benchmarks.gateway.http_client import HttpConnection
 from benchmarks.queue.schedule import poisson_times, summary_ms
 from benchmarks.queue.stream_worker import LEAD_S, TRACED_EVERY
@@ -22,9 +22,17 @@ OPENING = 32
 async def accepts(settings: Settings) -> Report:
     """`in_flight` connections, each with one enqueued chat after the other for `warmup_s` and then `seconds`. Reports the 202 answers
     within the measured time (`accepted`), all of them (`accepted_in_all`, `ids`: how many differ), other statuses, and latencies."""
-    chats = chats_of(settings, headers="x-qlm-mode: enqueue\r\n")
+    return await _closed_loop(settings, chats_of(settings, headers="x-qlm-mode: enqueue\r\n"), 202)
+
+
+async def answers(settings: Settings) -> Report:
+    """As `accepts`, with chats that are waited for: `accepted` are answers."""
+    return await _closed_loop(settings, chats_of(settings), 200)
+
+
+async def _closed_loop(settings: Settings, chats: ChatCalls, wanted: int) -> Report:
     numbers = count()
-    answers: list[tuple[float, bytes]] = []
+    answered: list[tuple[float, bytes]] = []
     latencies_s: list[float] = []
     refused: Counter[int] = Counter()
     begin_s = time.perf_counter() + settings["warmup_s"]
@@ -34,11 +42,11 @@ async def accepts(settings: Settings) -> Report:
         async with HttpConnection(settings["address"]) as connection:
             while (sent_s := time.perf_counter()) < end_s:
                 status, body = await connection.call(chats.call(next(numbers)))
-                if status != 202:
+                if status != wanted:
                     refused[status] += 1
                     continue
                 done_s = time.perf_counter()
-                answers.append((done_s, body))
+                answered.append((done_s, body))
                 if sent_s >= begin_s and done_s < end_s:
                     latencies_s.append(done_s - sent_s)
 
@@ -52,9 +60,9 @@ async def accepts(settings: Settings) -> Report:
         for _ in range(settings["in_flight"]):
             group.create_task(call_repeatedly())
     return {
-        "accepted": sum(begin_s <= done_s < end_s for done_s, _ in answers),
-        "accepted_in_all": len(answers),
-        "ids": len({json.loads(body)["id"] for _, body in answers}),
+        "accepted": sum(begin_s <= done_s < end_s for done_s, _ in answered),
+        "accepted_in_all": len(answered),
+        "ids": len({json.loads(body)["id"] for _, body in answered}),
         "refused": dict(refused),
         "latency_ms": summary_ms(latencies_s),
     }

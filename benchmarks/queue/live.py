@@ -17,16 +17,16 @@ from qlm_core.vocabulary.errors import Unavailable
 from qlm_load.demo.cluster import Cluster
 from qlm_process.cluster.state import ClusterState
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 GPU = "H100-80GB"
-AGENTS = ("h100-0", "h100-1", "h100-2", "h100-3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The parts of a cluster, besides one gateway and one estimator. `time_scale`: of its simulated engines, which have no hidden bias;
-    `agent`, `simulated`: more settings of them; `up`: of the supervision. `http`: the gateway serves HTTP, too."""
+    """The parts of a cluster, besides one estimator. `time_scale`: of its simulated engines, which have no hidden bias; `agent`,
+    `simulated`: more settings of them; `queue`: of the queue; `up`: of the supervision. `http`: gateways serve HTTP, too."""
 
+    gateways: int = 1
     agents: int = 1
     planners: int = 1
     durability: str = "process"
@@ -34,19 +34,23 @@ class Shape:
     time_scale: float = 1.0
     agent: Mapping[str, object] = field(default_factory=dict)
     simulated: Mapping[str, object] = field(default_factory=dict)
+    queue: Mapping[str, object] = field(default_factory=dict)
     up: Mapping[str, object] = field(default_factory=dict)
 
     def config(self, seed: int) -> dict[str, object]:
         """The configuration file's content."""
         simulated = {"time_scale": self.time_scale, "seed": seed, "bias_max": 0.0, **self.simulated}
         return {
-            "queue": {"name": "bench", "durability": self.durability, "lease_ttl_s": LEASE_TTL_S},
+            "queue": {"name": "bench", "durability": self.durability, "lease_ttl_s": LEASE_TTL_S, **self.queue},
             "models": [{"name": MODEL, "profile": PROFILE, "context_tokens_max": CONTEXT_TOKENS_MAX}],
-            "gateways": [{"name": "gateway-0", "listen": "127.0.0.1:0", "http": {"listen": "127.0.0.1:0" if self.http else ""}}],
+            "gateways": [
+                {"name": f"gateway-{number}", "listen": "127.0.0.1:0", "http": {"listen": "127.0.0.1:0" if self.http else ""}}
+                for number in range(self.gateways)
+            ],
             # Work left at the end of a part is dropped.
             "gateway": {"drain_grace_s": 0.1},
             "planners": [{"name": f"planner-{number}"} for number in range(self.planners)],
-            "agents": [{"name": name, "gpu": GPU, "n_gpu": 1, "models": [MODEL]} for name in AGENTS[: self.agents]],
+            "agents": [{"name": f"h100-{number}", "gpu": GPU, "n_gpu": 1, "models": [MODEL]} for number in range(self.agents)],
             "agent": {"drain_finish_s": 0.0, **self.agent, "simulated": simulated},
             "up": dict(self.up),
         }
@@ -82,7 +86,12 @@ class LiveCluster:
     @property
     def http(self) -> str:
         """Host and port of its HTTP."""
-        return self.state.of("gateway")[0].http.removeprefix("http://")
+        return self.http_addresses[0]
+
+    @property
+    def http_addresses(self) -> tuple[str, ...]:
+        """Host and port of each gateway's HTTP."""
+        return tuple(gateway.http.removeprefix("http://") for gateway in self.state.of("gateway"))
 
     def now(self) -> ClusterState:
         """Its present processes. Raises Unavailable if `qlm up` has ended."""

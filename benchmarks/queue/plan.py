@@ -22,6 +22,12 @@ class Sizes:
     campaign_requests: int = 5_000
     campaign_kills: int = 30
     campaign_server_kills: int = 5
+    scale_s: float = 6.0
+    scale_points: int = 4
+    stream_clients: int = 64
+    stream_requests: int = 3_000
+    stream_kills: int = 180
+    stream_server_kills: int = 20
 
 
 FULL = Sizes()
@@ -39,4 +45,10 @@ QUICK = Sizes(
     campaign_requests=60,
     campaign_kills=2,
     campaign_server_kills=1,
+    scale_s=3.0,
+    scale_points=2,
+    stream_clients=8,
+    stream_requests=80,
+    stream_kills=7,
+    stream_server_kills=1,
 )

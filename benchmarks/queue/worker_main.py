@@ -23,6 +23,7 @@ KINDS: Mapping[str, Callable[[Settings], Awaitable[Report]]] = {
     "fanout": fanout,
     "pulls": pulls,
     "http_accepts": http_load.accepts,
+    "http_answers": http_load.answers,
     "http_open_loop": http_load.open_loop,
     "http_events": http_load.events,
     "http_held": http_load.held,

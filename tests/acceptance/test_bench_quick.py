@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.gateway.figures import FIGURES
 from benchmarks.queue.stream_worker import TRACED_EVERY
 
 TIMEOUT_S = 240
@@ -70,11 +71,12 @@ def test_the_queue_by_itself_and_losses_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_a_gateway_over_http_is_measured(tmp_path: Path) -> None:
-    found, said = run_bench(tmp_path, bench="gateway")
+    found, said = run_bench(tmp_path, "--only", "accepts", "--only", "added", "--only", "events", "--only", "memory", bench="gateway")
     context = found["context"]
     assert context["failures"] == {}, said
     assert context["targets"]["http_accepts_per_s"] == ">= 2,000"
-    assert all(found[key] > 0 for key in context["targets"] if key != "rss_mib")
+    measured = [figure.key for figure in FIGURES if figure.part not in ("scale", "kills")]
+    assert all(found[key] > 0 for key in measured if key != "rss_mib")
     accepts = context["accepts"]
     assert accepts["counted_by_the_queue"] == accepts["accepted_in_all"] == accepts["ids"]
     added = context["added"]
@@ -84,3 +86,29 @@ def test_a_gateway_over_http_is_measured(tmp_path: Path) -> None:
     assert 0 < found["rss_mib"]["idle"] < found["rss_mib"]["open"] + 5.0
     # A gateway that is held to one core uses no more.
     assert context["events"]["cores"]["gateway-0"] <= 1.05
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_streams_of_the_official_client_survive_kills_of_every_process(tmp_path: Path) -> None:
+    found, said = run_bench(tmp_path, "--only", "kills", bench="gateway")
+    kills = found["context"]["kills"]
+    assert found["context"]["failures"] == {}, said
+    assert found["streams_lost"] == 0, said
+    assert kills["kills_by_process"].keys() == {*(f"{name}-{number}" for name in ("gateway", "planner", "h100") for number in (0, 1))} | {
+        "estimator-0",
+        "server",
+    }
+    assert kills["streams"] == 80
+    assert kills["streams_broken"] > 0
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_throughput_by_gateways_agents_and_queues_is_measured(tmp_path: Path) -> None:
+    found, said = run_bench(tmp_path, "--only", "scale", bench="gateway")
+    assert found["context"]["failures"] == {}, said
+    for figure in FIGURES:
+        if figure.part == "scale":
+            assert found[figure.key].keys() == {"1", "2"}
+            assert all(rate > 0 for rate in found[figure.key].values()), figure.key
+    # Each of the queues has a cluster of its own, both on the server of the first.
+    assert found["context"]["scale_queues_2"]["cpu_us_each"]["server"] > 0

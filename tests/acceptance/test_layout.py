@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_cli.reference import api, commands, metrics, settings
+from qlm_cli.reference import api, commands, metrics, openapi, settings
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ("gateway", "planner", "estimator", "agent")
@@ -66,10 +66,12 @@ DECISION = re.compile(r"\bADR (\d+)|docs/adr/(\d{4})")
         ("metrics", metrics.reference),
         ("cli", commands.reference),
         ("api", lambda: api.reference(ROOT / "protos")),
+        ("openapi", openapi.reference),
     ],
 )
 def test_the_reference_is_in_step_with_the_code(page: str, reference: Callable[[], str]) -> None:
-    assert (ROOT / f"docs/reference/{page}.md").read_text() == reference(), "run `make docs`"
+    name = f"{page}.json" if page == "openapi" else f"{page}.md"
+    assert (ROOT / "docs/reference" / name).read_text() == reference(), "run `make docs`"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -77,6 +79,16 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
     targets = [target for target in LINK.findall(document.read_text()) if "://" not in target]
     missing = [target for target in targets if not (document.parent / target).exists()]
     assert not missing
+
+
+def test_each_claim_of_the_trust_model_has_a_test_that_exists() -> None:
+    claims = [line.split(" | ") for line in (ROOT / "docs/reference/trust.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(claims) >= 19
+    for claim, *tests in claims:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", " ".join(tests))
+        assert named, claim
+        for path, name in named:
+            assert f"def {name}(" in (ROOT / path).read_text(), (path, name)
 
 
 def test_documents_are_short() -> None:

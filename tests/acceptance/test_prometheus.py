@@ -47,6 +47,24 @@ def test_rules_and_dashboard_name_metrics_that_exist() -> None:
     assert len(set(places)) == len(places)
 
 
+def test_every_alert_says_what_to_do_in_words_that_exist() -> None:
+    alerts = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    assert len(alerts) >= 11
+    reference = {page: (ROOT / "docs" / "reference" / f"{page}.md").read_text() for page in ("metrics", "configuration", "cli")}
+    for alert in alerts:
+        assert alert["labels"]["severity"] in ("warning", "critical"), alert["alert"]
+        assert alert["annotations"]["summary"], alert["alert"]
+        runbook = alert["annotations"]["runbook"]
+        assert len(runbook.split()) >= 5, alert["alert"]
+        for metric in re.findall(r"\bqlm_\w+", runbook):
+            assert f"`{metric}`" in reference["metrics"], (alert["alert"], metric)
+        for section, name in re.findall(r"\b(queue|planner|agent|gateway|estimator)\.(\w+)", runbook):
+            assert f"## `{section}`" in reference["configuration"], (alert["alert"], section)
+            assert re.search(rf"^\| `{name}[.`]", reference["configuration"], re.MULTILINE), (alert["alert"], name)
+        for command in re.findall(r"\bqlm (\w+)", runbook):
+            assert f"## `qlm {command}`" in reference["cli"], (alert["alert"], command)
+
+
 @pytest.mark.usefixtures("_prometheus")
 def test_alerts_fire_when_they_should_and_only_then() -> None:
     for command in (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from openai.types import Batch
@@ -16,8 +18,9 @@ from openai.types import Batch
 from batch_places import PLACES, opened_place
 from identity_files import add_key
 from qlm_gateway.batches import records
+from qlm_gateway.batches.folder import FolderObjects
 
-from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig
+from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, until
 from .http_rig import HTTP, chat_text, client_of
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -251,3 +254,66 @@ async def test_tenants_do_not_see_each_other(rig: Rig, place: str, tmp_path: Pat
 
 async def _ids(pages: Any) -> Sequence[str]:
     return [each.id async for each in pages]
+
+
+@pytest.mark.parametrize("name", ["open", "begin"])
+async def test_a_call_that_leaves_while_its_file_is_opened_leaves_none_open(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Neither a download, nor the part of an upload."""
+    opens = getattr(FolderObjects, name)
+    held: list[Any] = []
+    entered, released = threading.Event(), threading.Event()
+
+    def opens_late(*arguments: Any) -> Any:
+        entered.set()
+        assert released.wait(PATIENCE_S)
+        held.append(opens(*arguments))
+        return held[-1]
+
+    async with opened(rig, str(tmp_path / "files")) as client:
+        file = await client.files.create(file=("input.jsonl", lines_of(1)), purpose="batch")
+        monkeypatch.setattr(FolderObjects, name, opens_late)
+        if name == "open":
+            calling: asyncio.Future[Any] = asyncio.ensure_future(client.files.content(file.id))
+        else:
+            calling = asyncio.ensure_future(client.files.create(file=("more.jsonl", lines_of(1)), purpose="batch"))
+        assert await asyncio.to_thread(entered.wait, PATIENCE_S)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await until(lambda: any(task.cancelling() for task in asyncio.all_tasks()), "the end of the call reaches the gateway")
+        released.set()
+        await until(lambda: held and getattr(held[0], "_file", held[0]).closed, "the file is closed")
+    assert not list((tmp_path / "files").rglob(".*"))
+
+
+async def test_a_file_that_cannot_be_opened_is_503(rig: Rig, tmp_path: Path) -> None:
+    async with opened(rig, str(tmp_path / "files")) as client:
+        file = await client.files.create(file=("input.jsonl", lines_of(1)), purpose="batch")
+        (path,) = (tmp_path / "files").rglob(f"{file.id}.data")
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.files.content(file.id)
+        assert (refused.value.status_code, refused.value.code) == (503, "queue_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=b", b""),
+        ("multipart/form-data; boundary=b", b"no boundary"),
+        ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="a\x10"\r\n\r\nx\r\n--b--\r\n'),
+        ("multipart/form-data; boundary=b", b"--b\r\nX: " + b"x" * 20_000 + b"\r\n\r\nx\r\n--b--\r\n"),
+        ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'),
+    ],
+)
+async def test_an_upload_that_is_no_form_with_a_file_is_400(rig: Rig, tmp_path: Path, kind: str, body: bytes) -> None:
+    gateway = await gateway_of(rig, str(tmp_path / "files"))
+    async with aiohttp.ClientSession(gateway.gateway.http_url) as session:
+        async with session.post("/v1/files", data=body, headers={"Content-Type": kind}) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "file")
+        async with session.get("/v1/files") as answer:
+            assert (await answer.json())["data"] == []

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.campaign import CHATS, SERVICES, SHAPES, rows_of_kills, rows_of_tests
+from tests.campaign import CHATS, SERVICES, SHAPES, rows_of_kills, rows_of_streams, rows_of_tests
 
 COUNTS = {"damaged memory": 2_000, "damaged server": 100, "damaged counters": 1, "chats": CHATS}
 COUNTS |= {f"SIGTERM {service}": 100 for service in SERVICES}
 KILLS = dict.fromkeys(("lost", "doubled", "wrong", "hung", "failed", "refused", "left"), 0)
 KILLS |= {"requests": 20, "greedy_equal": 20, "kills": 9, "server_kills": 1}
+
+STREAMS: dict[str, object] = {"stream_kills": 10, "streams_lost": 0, "context": {"failures": {}, "kills": {"streams_broken": 1}}}
 
 
 def report(folder: Path, counts: dict[str, int], marks: int = 0, end: str = "") -> Path:
@@ -49,3 +51,17 @@ def test_a_mark_that_was_found_and_a_test_that_failed_or_was_skipped_are_missed(
 def test_a_loss_or_too_few_kills_is_missed(name: str) -> None:
     worse = KILLS[name] + 1 if KILLS[name] == 0 else KILLS[name] - 1
     assert [row for row in rows_of_kills({**KILLS, name: worse, "failures": []}, 20, 10, 1) if not row.met]
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"stream_kills": 9},
+        {"streams_lost": 1},
+        {"context": {"failures": {"kills": "no cluster"}, "kills": {"streams_broken": 1}}},
+        {"context": {"failures": {}, "kills": {"streams_broken": 0}}},
+    ],
+)
+def test_a_lost_stream_or_kills_that_broke_none_are_missed(worse: dict[str, object]) -> None:
+    assert [row for row in rows_of_streams(STREAMS, 10) if not row.met] == []
+    assert len([row for row in rows_of_streams({**STREAMS, **worse}, 10) if not row.met]) == 1

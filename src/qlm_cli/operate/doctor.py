@@ -1,4 +1,4 @@
-"""The command `qlm doctor`: damaged records of a queue, and their repair."""
+"""The command `qlm doctor`: what keeps a deployment from serving, and damaged records of its queue with their repair."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 import redis.asyncio as redis
 
+from qlm_cli.operate.deployment import deployment_problems
 from qlm_cli.options import config_option, default_config_path, set_option
 from qlm_cli.up.config import UpConfig
 from qlm_core.vocabulary.errors import ConfigError
@@ -21,8 +22,9 @@ from qlm_queue.damage import Damage
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
 from qlm_queue.redis.address import ServerAddress
+from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE
 
-EXIT_DAMAGED = 1
+EXIT_FOUND = 1
 SCAN_COUNT = 1_000
 
 
@@ -32,16 +34,18 @@ SCAN_COUNT = 1_000
 @config_option
 @set_option
 def doctor(mend: bool, no_copy: bool, config_path: str | None, overrides: dict[str, str]) -> None:
-    """Check every record of the queue and print the damaged ones: the damage, and its repair. The cluster may run.
+    """Check the deployment and every record of its queue: print what keeps it from serving, with what to do, and the damaged records,
+    with their repair. The cluster may run.
 
     A repair never touches a request whose own record is whole, but to put it where it belongs. A request whose record, body or shown output
-    is lost ends FAILED (RECORD_DAMAGED). Exit codes: 0 nothing is damaged (any more), 1 something is, 2 wrong use.
+    is lost ends FAILED (RECORD_DAMAGED). Exit codes: 0 it serves and nothing is damaged (any more), 1 else, 2 wrong use.
     """
     settings = load_config(UpConfig, config_path or default_config_path(), None, None, dict(overrides)).queue
     if not settings.url:
         settings = settings.model_copy(update={"url": ClusterStateFile(settings.state_dir).read().queue_url})
+    problems = asyncio.run(_problems(settings))
     found = asyncio.run(_examined(settings, mend=False))
-    for each in found:
+    for each in (*problems, *found):
         click.echo(str(each))
     if found and mend:
         if not no_copy:
@@ -53,8 +57,18 @@ def doctor(mend: bool, no_copy: bool, config_path: str | None, overrides: dict[s
         click.echo(f"mended; {len(found)} damaged now")
     else:
         click.echo(f"{len(found)} damaged")
-    if found:
-        sys.exit(EXIT_DAMAGED)
+    if found or problems:
+        sys.exit(EXIT_FOUND)
+
+
+async def _problems(settings: QueueSettings) -> Sequence[str]:
+    queue = open_queue(settings)
+    await queue.start()
+    try:
+        planner, estimator = await queue.leader_address(PLANNER_ROLE), await queue.leader_address(ESTIMATOR_ROLE)
+        return tuple(deployment_problems(await queue.overview(), planner=planner, estimator=estimator))
+    finally:
+        await queue.stop()
 
 
 async def _examined(settings: QueueSettings, *, mend: bool) -> Sequence[Damage]:

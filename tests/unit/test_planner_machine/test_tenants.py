@@ -30,7 +30,7 @@ from qlm_planner.groups.cheapest_place import best_place
 from qlm_planner.policy import Policy
 from qlm_planner.search import Costs
 
-from .small_cluster import REQUEST_S, Job, SmallCluster
+from .small_cluster import REQUEST_S, SEATS, Job, SmallCluster
 from .test_cheapest_place import class_table, group, lines, slot
 from .world import LEASE_S, MODELS, START_S, World
 
@@ -221,6 +221,30 @@ async def test_the_modest_are_served_first_and_no_engine_waits_for_it() -> None:
     assert max(limited.waits_s["modest"]) < 0.3 * max(free.waits_s["modest"]), "who is below its share does not wait behind the flood"
     assert limited.ended_s <= free.ended_s + 2 * REQUEST_S, "no seat stays empty for it"
     assert len(limited.waits_s["greedy"]) == 300
+
+
+async def test_a_tenant_at_ten_times_its_share_costs_the_others_at_most_five_points() -> None:
+    """Ten tenants may have a tenth of the engine each. Nine send four fifths of that; the tenth sends ten times its own, as urgently."""
+    slo_s, per_s, seconds = 12.0, SEATS / REQUEST_S, 30
+
+    def sent(tenant: str, rate_per_s: float) -> list[Job]:
+        times_s = [number / rate_per_s for number in range(int(seconds * rate_per_s))]
+        return [Job(arrival_s=at_s, model="alpha", slo_s=slo_s, tenant=tenant) for at_s in times_s]
+
+    others = [job for number in range(9) for job in sent(f"other-{number}", 0.08 * per_s)]
+    attained = {}
+    for name, share_max, jobs in (
+        ("alone", 0.1, others),
+        ("beside it", 0.1, [*others, *sent("greedy", per_s)]),
+        ("without limits", 1.0, [*others, *sent("greedy", per_s)]),
+    ):
+        policy = Policy(lease_ttl_s=LEASE_S, tenants=Tenants(others=Tenant(share_max=share_max)))
+        served = await SmallCluster(policy).serve(jobs)
+        waits_s = [wait_s for tenant, each in served.waits_s.items() if tenant != "greedy" for wait_s in each]
+        assert len(waits_s) == len(others)
+        attained[name] = sum(wait_s + REQUEST_S <= slo_s for wait_s in waits_s) / len(waits_s)
+    assert attained["alone"] - attained["beside it"] <= 0.05, attained
+    assert attained["without limits"] < attained["beside it"] - 0.05, "the load is one that limits are needed for"
 
 
 async def test_impossible_slos_are_no_way_around_a_limit() -> None:

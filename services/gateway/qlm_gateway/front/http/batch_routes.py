@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http import HttpProcessingError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qlm_core.vocabulary.errors import InvalidRequest, PermissionDenied, Unavailable, invalid_field
@@ -43,7 +44,9 @@ class _ExpiresAfter(BaseModel):
     seconds: int = Field(ge=EXPIRES_MIN_S, le=EXPIRES_MAX_S)
 
 
-class _NewBatch(BaseModel):
+class NewBatch(BaseModel):
+    """The body of `POST /v1/batches`."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
 
     input_file_id: str
@@ -85,12 +88,13 @@ class BatchRoutes:
             raise HttpError(415, "unsupported_media_type", "a file is sent as multipart/form-data")
         tenant = self._tenant(http)
         file_id = new_id("file")
-        upload = await self._do(self._store.begin_file, tenant, file_id, self._now_s())
+        opening = self._started(self._store.begin_file, tenant, file_id, self._now_s())
         try:
+            upload = await asyncio.shield(opening)
             record = await self._received(http, tenant, file_id, upload.writer)
             await self._do(self._store.add_file, upload, record)
         finally:
-            await self._do(self._store.end_upload, upload)
+            await self._do(self._store.end_upload, await opening)
         return json_response(record.document())
 
     async def _received(self, http: web.Request, tenant: str, file_id: str, writer: ObjectWriter) -> FileRecord:
@@ -106,7 +110,7 @@ class BatchRoutes:
                     filename, size = part.filename or "upload", await self._written(part, writer)
                 elif part.name is not None and len(fields) < 16:
                     fields[part.name] = (await self._piece(part.read_chunk(FIELD_BYTES_MAX))).decode(errors="replace")
-        except ValueError as error:
+        except (ValueError, HttpProcessingError) as error:  # the latter: headers of a part
             raise InvalidRequest("the body is not multipart/form-data", details={"field": "file", "rule": "multipart"}) from error
         if size < 0:
             raise invalid_field("file", "present")
@@ -156,18 +160,22 @@ class BatchRoutes:
 
     async def _content(self, http: web.Request) -> web.StreamResponse:
         record = await self._file_of(http)
-        file = await self._do(self._store.open_file, record)
+        opening = self._started(self._store.open_file, record)
         try:
-            response = web.StreamResponse(headers={"Content-Type": "application/octet-stream", "Content-Length": str(record.size)})
-            await response.prepare(http)
+            return await self._send(http, record, await asyncio.shield(opening))
+        finally:
+            await self._do((await opening).close)
+
+    async def _send(self, http: web.Request, record: FileRecord, file: BinaryIO) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream", "Content-Length": str(record.size)})
+        await response.prepare(http)
+        try:
             while piece := await self._do(file.read, PIECE_BYTES):
                 await response.write(piece)
-            await response.write_eof()
-            return response
         except Unavailable as error:  # of an answer that has begun the client sees the end of its connection alone
             raise ConnectionAbortedError("the file cannot be read") from error
-        finally:
-            await self._do(file.close)
+        await response.write_eof()
+        return response
 
     async def _delete_file(self, http: web.Request) -> web.StreamResponse:
         record = await self._file_of(http)
@@ -228,6 +236,10 @@ class BatchRoutes:
     def _tenant(self, http: web.Request) -> str:
         return checked_tenant(self._caller(http).tenant(""))
 
+    def _started(self, work: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
+        """As `_do`, at once and to its end: what it opens is there to be closed, also where the caller is cancelled meanwhile."""
+        return asyncio.ensure_future(self._do(work, *arguments))
+
     async def _do(self, work: Callable[..., Result], *arguments: Any) -> Result:
         try:
             return await self._store.do(work, *arguments)
@@ -235,9 +247,9 @@ class BatchRoutes:
             raise Unavailable(f"the store of files cannot be used: {error.strerror}", details={"retry_after_s": "5"}) from error
 
 
-def _new_batch(body: bytes) -> _NewBatch:
+def _new_batch(body: bytes) -> NewBatch:
     try:
-        new = _NewBatch.model_validate_json(body)
+        new = NewBatch.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(step) for step in first["loc"])
