@@ -129,7 +129,7 @@ def test_a_step_is_measured_as_that_of_a_batch_which_they_are_in() -> None:
 def test_prompts_computed_between_two_tokens_do_not_look_like_a_slow_engine() -> None:
     t = Transcript(hardware=HARDWARE, batch_max=64)
     t.serve()
-    t.answer_pull(pulled("1"), pulled("2", prompt=3_000), head=None)
+    t.answer_pull(pulled("1"), pulled("2", prompt=3_000))
     hardware, expectations = HARDWARE["m"], t.machine.expectations
     now_s = 0.1
     t.at(now_s).produce(("1", 1))
