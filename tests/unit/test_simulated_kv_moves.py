@@ -35,6 +35,20 @@ def test_a_run_taken_out_keeps_its_kv_until_it_is_released() -> None:
     assert batch.kv.used == 0
 
 
+def test_a_run_that_returns_before_any_other_step_ends_once() -> None:
+    batch = make()
+    batch.add(0.0, run("1", 30, 5))
+    batch.advance(2.0)
+    taken = batch.detach("1")
+    batch.advance(3.0)
+    batch.release(taken)
+    assert batch.attach(3.0, taken)
+    batch.rejoin(taken)
+    batch.advance(100.0)
+    assert [each.end for each in batch.news() if each.done] == [5]
+    assert batch.kv.used == 0
+
+
 def test_a_batch_that_only_waits_for_a_transfer_has_nothing_due() -> None:
     batch = make(kv=4 * BLOCK_TOKENS)
     batch.add(0.0, run("1", 40, 20))
