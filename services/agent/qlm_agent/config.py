@@ -277,4 +277,5 @@ def instance_facts(agent: AgentSettings, models: tuple[str, ...], address: str) 
         address=address,
         time_scale=time_scale(agent),
         batch_max=agent.batch_max,
+        lookahead_requests=agent.lookahead_requests,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence
+from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence, takes_seats
 from qlm_agent.engines.simulated.batch_state import BatchState
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, blocks_for
 from qlm_agent.engines.simulated.paused_kv import PausedKv
@@ -52,7 +52,7 @@ class SimulatedBatch:
         self._step_s = step_s
         self._prefill = prefill
         self._stages = stages
-        self._state = BatchState(kv_capacity_tokens=kv_capacity_tokens, batch_max=batch_max)
+        self._state = BatchState(kv_capacity_tokens=kv_capacity_tokens, batch_max=batch_max, policy_preempts=takes_seats(policy))
         self.kv = self._state.kv
         self._paused_kv = PausedKv(self._state, policy.kv, kv_swap_s, host_kv_tokens // BLOCK_TOKENS)
         self._scheduling = Scheduling(self._state, policy, self._paused_kv)
@@ -347,4 +347,4 @@ class SimulatedBatch:
         last_s = self._last_step_s if run.ended_s is None else run.ended_s
         first_s = run.first_token_s if start == run.resumed and run.first_token_s is not None else last_s
         started_s = last_s if run.started_s is None else run.started_s
-        return Progress(run.run_id, start, run.reported, started_s, first_s, last_s, done, run.failure)
+        return Progress(run.run_id, start, run.reported, started_s, first_s, last_s, done, run.failure, run.paused_s)

@@ -304,6 +304,7 @@ class SimulatedCore:
             logprobs=b"" if answer.logprobs is None else answer.records(progress.start, progress.end),
             finish=finish,
             failure=progress.failure,
+            paused_s=progress.paused_s,
         )
 
     def _refuse(self, now_s: float, request: EngineRequest, kind: FailureKind, message: str) -> None:
