@@ -21,7 +21,7 @@ def folder_with(tmp_path: Path, *names: str, rows: int = 40) -> Path:
 
 
 def plan_of(traces: Path | None) -> Plan:
-    return Plan(traces=traces, seeds=(1,), duration_s=2.0, models=(), only=(), say=lambda line: None)
+    return Plan(traces=traces, seeds=(1,), duration_s=0.6, models=(), only=(), say=lambda line: None)
 
 
 def test_a_trace_is_scaled_to_the_load(tmp_path: Path) -> None:
@@ -42,8 +42,9 @@ def test_the_gain_is_over_the_best_alone() -> None:
 
 
 def test_all_traces_with_arrivals_have_a_row_and_their_mean_is_the_last(tmp_path: Path) -> None:
-    *rows, mean = together(plan_of(folder_with(tmp_path, "a", "b", "lengths_c")))
-    assert [row.name for row in rows] == [f"together, {name}: points over the best alone" for name in "ab"]
-    assert mean.mean == pytest.approx(sum(row.mean for row in rows) / 2)
+    row, mean = together(plan_of(folder_with(tmp_path, "a", "lengths_b")))
+    assert row.name == "together, a: points over the best alone"
+    assert mean.mean == pytest.approx(row.mean)
+    assert -100.0 <= row.mean <= 100.0
     with pytest.raises(ConfigError, match="traces"):
         next(together(plan_of(None)))

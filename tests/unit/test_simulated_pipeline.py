@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qlm_agent.config import AgentSettings, simulated_limits
@@ -123,6 +123,7 @@ def test_a_pause_of_the_engine_delays_all_stages() -> None:
     assert ends_of(paused.news()) == {name: end_s + 10.0 for name, end_s in ends_of(plain.news()).items()}
 
 
+@settings(deadline=None)
 @given(
     jobs=st.lists(st.tuples(st.floats(0.0, 40.0), st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=25),
     count=st.integers(2, 4),
