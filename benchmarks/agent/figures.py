@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.figures import Figure
 
-THROUGHPUT, URGENT, RESUME, KV_SWAP, MODEL_SWAP, WAIT, SIMULATOR = (
+THROUGHPUT, URGENT, RESUME, KV_SWAP, MODEL_SWAP, WAIT, SIMULATOR, POLICIES = (
     "throughput",
     "urgent",
     "resume",
@@ -14,6 +14,7 @@ THROUGHPUT, URGENT, RESUME, KV_SWAP, MODEL_SWAP, WAIT, SIMULATOR = (
     "model_swap",
     "wait",
     "simulator",
+    "policies",
 )
 SCHEDULERS = ("qlm", "stock_fcfs", "stock_priority")
 CONTEXTS = (64, 256, 1024)
@@ -39,5 +40,7 @@ FIGURES: Sequence[Figure] = (
     Figure(key="sim_attainment_gap", part=SIMULATOR, target="<= 3 points", most={"": 3.0}),
     Figure(key="sim_wait_p50_err", part=SIMULATOR, target="<= 15%", most={"": 0.15}),
     Figure(key="sim_wait_p99_err", part=SIMULATOR, target="<= 15%", most={"": 0.15}),
+    Figure(key="engine_policy_order", part=POLICIES, target="as simulated: 1", least={"": 1.0}),
+    Figure(key="engine_policy_steps", part=POLICIES, target="stated", points=("fcfs", "edf", "larry", "fastserve")),
 )
 BY_KEY: Mapping[str, Figure] = {figure.key: figure for figure in FIGURES}

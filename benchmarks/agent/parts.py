@@ -47,6 +47,7 @@ MODULES: Mapping[str, str] = {
     figures.MODEL_SWAP: "model_swap",
     figures.WAIT: "waiting",
     figures.SIMULATOR: "simulating",
+    figures.POLICIES: "engine_policies",
 }
 """By part, the module with its `measure`."""
 

@@ -77,10 +77,11 @@ class SteppedEngine:
         """Prompts of different numbers differ."""
         return [10 + (number * 7919 + place * 104_729 + number * place * 31) % (self._vocabulary - 10) for place in range(tokens)]
 
-    def add(self, run_id: str, prompt: list[int], answer: int, *, priority: int = 0) -> None:
+    def add(self, run_id: str, prompt: list[int], answer: int, *, priority: int = 0, **urgency: float) -> None:
+        """`urgency`: further facts of the request for QLM's scheduler (`RequestUrgency`)."""
         from vllm import SamplingParams
 
-        extra = {"qlm": {"run_id": run_id, "priority": priority}}
+        extra = {"qlm": {"run_id": run_id, "priority": priority, **urgency}}
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True, detokenize=False, extra_args=extra)
         self._ids[run_id] = self._engine.add_request(run_id, {"prompt_token_ids": prompt}, params, priority=priority)
         self.produced[run_id] = 0
@@ -95,6 +96,12 @@ class SteppedEngine:
             self.produced[output.request_id] = len(output.outputs[0].token_ids)
             if output.finished:
                 self.running.discard(output.request_id)
+
+    def timed_step(self) -> float:
+        """Makes a step; returns the seconds."""
+        began_s = time.perf_counter()
+        self.step()
+        return time.perf_counter() - began_s
 
     def until(self, done: Callable[[], bool]) -> float:
         """Steps until `done`; returns the seconds."""

@@ -27,8 +27,8 @@ from qlm_agent.engines.simulated.batch import SimulatedBatch
 SEATS = 16
 SLO_S = 0.3
 """A token (section 6.1)."""
-MODELS = {"OPT-13B": 1, "OPT-66B": 4, "OPT-175B": 16}
-"""GPUs of each (figure 11), all in tensor parallel: the paper has 175B in two pipeline stages of eight."""
+MODELS = {"OPT-13B": (1, 1), "OPT-66B": (4, 1), "OPT-175B": (16, 2)}
+"""GPUs and pipeline stages of each (table 2)."""
 JOBS_LEAST = 100
 RATIOS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
 """Prompt over answer (figure 14)."""
@@ -130,7 +130,8 @@ def rates(data: str, plan: Plan) -> Iterator[Row]:
     """Figures 11 and 12: rates at SLO_S a token; figure 13: jobs a second of which 95% have a first token within k times the time of their
     prefill alone, and further ones within k times a decode step alone."""
     for model in plan.models:
-        on, source = server(model, MODELS[model], seats=SEATS), plan.lengths(data)
+        n_gpu, stages = MODELS[model]
+        on, source = server(model, n_gpu, seats=SEATS, stages=stages), plan.lengths(data)
         curves = {policy: [Curve(plan, source, on, policy, seed) for seed in plan.seeds] for policy in ("fastserve", "fcfs", "static")}
         for (of, other), claim in RATE_CLAIMS[data].items():
             found = [_rates(curves[policy], attrgetter(f"{of}_s"), SLO_S) for policy in ("fastserve", other)]

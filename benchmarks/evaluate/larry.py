@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from statistics import median
 
 import numpy as np
@@ -253,8 +254,15 @@ def costs(plan: Plan) -> list[Row]:
     ]
 
 
+def _late(part: str, plan: Plan) -> list[Row]:
+    """A part with a module and a function of its name, which loads all services."""
+    return list(getattr(import_module(f"benchmarks.evaluate.{part}"), part)(plan))
+
+
 PARTS: Mapping[str, Callable[[Plan], list[Row]]] = {
     "costs": costs,
     "8b": partial(_servers, "8b"),
     "70b-fp8": partial(_servers, "70b-fp8"),
+    "together": partial(_late, "together"),
+    "pausing": partial(_late, "pausing"),
 }

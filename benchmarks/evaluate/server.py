@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from benchmarks.evaluate.workloads import Jobs
 from qlm_agent.engines.policies.registry import engine_policy
 from qlm_agent.engines.simulated.batch import SimulatedBatch
+from qlm_agent.engines.simulated.pipeline import Batch, PipelinedBatches
 from qlm_agent.engines.simulated.sequences import RunState
+from qlm_agent.engines.simulated.stages import Stages
 from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
 from qlm_core.profiles.hardware_prior import hardware_prior
 from qlm_core.profiles.hardware_profile import HardwareProfile
@@ -22,11 +24,12 @@ WHOLE = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A model on its GPUs. `prefill_tokens`: budget of prompt tokens of a step."""
+    """A model on its GPUs, in so many pipeline `stages` (1: none). `prefill_tokens`: budget of prompt tokens of a step."""
 
     profile: HardwareProfile
     seats: int
     prefill_tokens: int = WHOLE
+    stages: int = 1
     host_kv_gb: float = 1152.0
     """Host memory of an AWS p4d.24xlarge (FastServe, section 6.1)."""
 
@@ -35,10 +38,10 @@ class Server:
         return StepTiming(self.profile, InstanceNoise(seed=1, instance="", step_noise=STEP_NOISE_MIN, bias_max=0.0), 1.0)
 
 
-def server(model: str, n_gpu: int, *, gpu: str = "A100-40GB", seats: int) -> Server:
+def server(model: str, n_gpu: int, *, gpu: str = "A100-40GB", seats: int, stages: int = 1) -> Server:
     profile = hardware_prior(gpu, n_gpu, model)
     assert profile is not None, f"{model} on {n_gpu} x {gpu}"
-    return Server(profile=profile, seats=seats)
+    return Server(profile=profile, seats=seats, stages=stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +70,7 @@ class Served:
 def serve(jobs: Jobs, on: Server, policy: str, options: Mapping[str, object] | None = None, *, until_s: float = np.inf) -> Served:
     """Serves the jobs to their end; those under way at `until_s` end at infinity. Under `static` answers are returned when the whole batch
     has ended, as FasterTransformer does."""
-    timing = on.timing()
-    batch = SimulatedBatch(
-        step_s=timing.expected_step_s,
-        kv_capacity_tokens=on.profile.kv_capacity_tokens,
-        batch_max=on.seats,
-        prefill_chunk_tokens=on.prefill_tokens,
-        policy=engine_policy(policy, options or {}),
-        kv_swap_s=on.profile.kv_swap_s,
-        host_kv_tokens=round(on.host_kv_gb * 1e9 / on.profile.kv_bytes_per_token),
-    )
+    batch = _batch(on, policy, options or {})
     started_s, first_s, end_s = np.full((3, len(jobs)), np.inf)
     arrivals = [*jobs.arrived_s.tolist(), np.inf]
     kv_peak, stalled_s, waited_s = 0, 0.0, 0.0
@@ -112,6 +106,24 @@ def serve(jobs: Jobs, on: Server, policy: str, options: Mapping[str, object] | N
         kv_peak_tokens=kv_peak,
         swap_share=waited_s / float(latency_s[np.isfinite(latency_s)].sum() or 1.0),
     )
+
+
+def _batch(on: Server, policy: str, options: Mapping[str, object]) -> Batch:
+    stages = Stages(on.stages) if on.stages > 1 else None
+
+    def batch(number: int = 0) -> SimulatedBatch:
+        return SimulatedBatch(
+            step_s=on.timing().expected_step_s,
+            kv_capacity_tokens=on.profile.kv_capacity_tokens // on.stages,
+            batch_max=on.seats // on.stages,
+            prefill_chunk_tokens=on.prefill_tokens,
+            policy=engine_policy(policy, options),
+            kv_swap_s=on.profile.kv_swap_s,
+            host_kv_tokens=round(on.host_kv_gb * 1e9 / on.profile.kv_bytes_per_token) // on.stages,
+            stages=stages,
+        )
+
+    return batch() if stages is None else PipelinedBatches(stages, batch)
 
 
 def _run(number: int, prompt: int, output: int) -> RunState:

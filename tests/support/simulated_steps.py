@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.simulated.batch import SimulatedBatch
+from qlm_agent.engines.simulated.prefills import PrefillRule
 from qlm_agent.engines.simulated.sequences import Progress, RunState
 
 
@@ -21,13 +22,22 @@ class Steps:
         return self._duration_s
 
 
-def make(steps: Steps | None = None, *, kv: int = 10_000, batch_max: int = 8, chunk: int = 1_000, policy: object = None) -> SimulatedBatch:
+def make(
+    steps: Steps | None = None,
+    *,
+    kv: int = 10_000,
+    batch_max: int = 8,
+    chunk: int = 1_000,
+    policy: object = None,
+    prefill: PrefillRule = PrefillRule.BESIDE,
+) -> SimulatedBatch:
     return SimulatedBatch(
         step_s=steps or Steps(),
         kv_capacity_tokens=kv,
         batch_max=batch_max,
         prefill_chunk_tokens=chunk,
         policy=policy or FirstComeFirstServed(),  # type: ignore[arg-type]
+        prefill=prefill,
     )
 
 

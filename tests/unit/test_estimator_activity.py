@@ -197,3 +197,36 @@ def test_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     found = activity.leave(300.0, "late", 300.0)
     assert found is not None
     assert found.sequences == pytest.approx(2.0, abs=1e-3), "the one that is left is still counted"
+
+
+def test_requests_wait_inside_an_engine_with_lookahead() -> None:
+    """Two seats, four requests: C and D begin as A and B leave, and beside each there is one other all the time."""
+    activity = Activity(since=(0, 0), running=0)
+    for name in "ABCD":
+        activity.pull(0.0, name, 1, 1_000, EVEN, 2)
+    first = activity.leave(10.0, "A", 10.0, round(9.9 * RATE), first_token_s=0.1)
+    assert first is not None
+    assert first.sequences == pytest.approx(2.0, abs=0.05)
+    overtaking = activity.leave(20.0, "D", 20.0, 500, first_token_s=10.1)
+    assert overtaking is not None, "taken to wait still, so beside it there were those of its whole stay"
+    assert overtaking.sequences == pytest.approx(2.0, abs=0.05)
+    assert first.prefill_tokens == pytest.approx(1_000, rel=0.1), "that of B; C waits for a seat"
+
+
+def test_kv_holds_prompts_back_in_an_engine_with_lookahead() -> None:
+    small = replace(EVEN, kv_capacity_tokens=5_000)
+    activity = Activity(since=(0, 0), running=0)
+    for name in "AB":
+        activity.pull(0.0, name, 1, 2_900, small, 64)
+    found = activity.leave(10.0, "A", 10.0, 500, first_token_s=0.5)
+    assert found is not None
+    assert found.sequences == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("paused_s", "seconds"), [(0.0, 9.0), (4.0, 0.0), (-1.0, 0.0), (math.nan, 0.0)])
+def test_a_run_that_was_paused_has_no_seconds_of_steps(paused_s: float, seconds: float) -> None:
+    activity = Activity(since=(0, 0), running=0)
+    activity.pull(0.0, "A", 1, 1_000, EVEN)
+    found = activity.leave(10.0, "A", 10.0, 100, first_token_s=1.0, paused_s=paused_s)
+    assert found is not None
+    assert found.seconds == seconds

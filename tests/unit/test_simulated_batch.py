@@ -9,6 +9,7 @@ import pytest
 
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import SequenceView
+from qlm_agent.engines.policies.registry import engine_policy
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 from qlm_agent.engines.port import FailureKind
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
@@ -319,3 +320,21 @@ def test_shortcuts_agree_with_touching_every_run_in_every_step(seed: int) -> Non
     assert {each.run_id: each.end for each in batch.progress()} == slow.done
     assert len(slow.done) == number
     assert batch.kv.used == 0
+
+
+@pytest.mark.parametrize(("policy", "paused"), [("fastserve", True), ("fcfs", False)])
+def test_time_without_a_seat_by_the_policy_is_reported(policy: str, paused: bool) -> None:
+    """With one seat two runs take turns: from first token to end each has its steps, of a second, and the rest is pause. First come, first
+    served pauses nobody."""
+    batch = make(batch_max=1, policy=engine_policy(policy, {}))
+    for name in "12":
+        batch.add(0.0, run(name, 30, 9))
+    batch.advance(100.0)
+    ends = {each.run_id: each for each in batch.news() if each.done}
+    firsts = {"1": 1.0, "2": 10.0}
+    if paused:
+        assert sum(each.paused_s for each in ends.values()) > 0.0
+        for each in ends.values():
+            assert each.paused_s == pytest.approx(each.last_s - each.first_s - 8.0)
+    else:
+        assert {name: (each.paused_s, each.first_s) for name, each in ends.items()} == {name: (0.0, firsts[name]) for name in "12"}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import SequenceView
+from qlm_agent.engines.simulated.decoding import DecodingRuns
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
 from simulated_steps import Steps, make, run, told
 
@@ -33,6 +34,16 @@ def test_a_run_taken_out_keeps_its_kv_until_it_is_released() -> None:
     batch.advance(100.0)
     assert {each.run_id: each.end for each in batch.progress()} == {"1": 50, "2": 50}
     assert batch.kv.used == 0
+
+
+def test_a_run_that_pauses_between_two_steps_ends_once() -> None:
+    decoding = DecodingRuns()
+    paused = run("1", 30, 3)
+    decoding.start(paused)
+    decoding.step()
+    decoding.stop(paused)
+    decoding.start(paused)
+    assert [decoding.step(), decoding.step()] == [[], [paused]]
 
 
 def test_a_batch_that_only_waits_for_a_transfer_has_nothing_due() -> None:

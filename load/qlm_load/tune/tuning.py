@@ -92,10 +92,10 @@ def tune(workload: Workload, policies: Sequence[str], held_out: float, run: Runn
     candidates += [{"planner.policy": policy, **engine} for policy, engine in product(policies, ENGINES)]
     trials: list[Trial] = []
     for settings in candidates:
-        trials.append(_trial(settings, first, run))
+        trials.append(trial(settings, first, run))
         say(f"{named(settings)}: {trials[-1].in_time:.1%} in time, median wait {trials[-1].run.wait_p50_s:.2f} s")
     best = max(trials, key=lambda trial: trial.merit)
-    return Tuned(trials=tuple(trials), own=_trial({}, second, run), best=_trial(best.settings, second, run))
+    return Tuned(trials=tuple(trials), own=trial({}, second, run), best=trial(best.settings, second, run))
 
 
 def split(workload: Workload, held_out: float) -> tuple[Workload, Workload]:
@@ -114,7 +114,8 @@ def named(settings: Settings) -> str:
     return " ".join(parts) or "present settings"
 
 
-def _trial(settings: Settings, workload: Workload, run: Runner) -> Trial:
+def trial(settings: Settings, workload: Workload, run: Runner) -> Trial:
+    """Runs a workload under settings."""
     found = run(settings, workload)
     counts = dict.fromkeys(found.attainment, 0)
     for request in workload.requests:

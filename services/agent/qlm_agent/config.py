@@ -16,6 +16,7 @@ from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.policies.registry import engine_policy
 from qlm_agent.engines.port import ModelLoadFailed
 from qlm_agent.engines.simulated.core import SimulatedLimits, SimulatedModel
+from qlm_agent.engines.simulated.prefills import PrefillRule
 from qlm_agent.engines.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
 from qlm_agent.engines.vllm.folder import ModelFolder
 from qlm_agent.engines.vllm.settings import VllmSettings
@@ -53,6 +54,15 @@ class SimulatedSettings(Section):
         BIAS_MAX, ge=0, le=BIAS_MAX, description="Most that this engine is faster or slower than its profile, relative."
     )
     prefill_chunk_tokens: Count = Field(2048, description="Prompt tokens that one step takes in at most.")
+    prefill: PrefillRule = Field(
+        PrefillRule.BESIDE,
+        description="How prompts share a step. beside: so many tokens of them beside the decodes; shared: less one token of each decode, "
+        "as in vLLM; whole: a prompt in one step, several where all fit.",
+    )
+    pipeline_stages: Count = Field(
+        1,
+        description="Stages of a pipeline, each with its share of layers and GPUs, and as many batches in flight; divides n_gpu.",
+    )
     host_memory_gb: float = Field(64.0, ge=0, allow_inf_nan=False, description="Host memory for the weights of warm models, in GB.")
     host_kv_gb: float = Field(
         16.0, ge=0, allow_inf_nan=False, description="Host memory beside it for the KV of requests that make room, in GB; 0: for none."
@@ -179,11 +189,17 @@ def simulated_models(models: Mapping[str, ServedModel]) -> dict[str, SimulatedMo
 
 
 def simulated_limits(agent: AgentSettings) -> SimulatedLimits:
-    """The simulated engine's limits, from the settings."""
+    """The simulated engine's limits, from the settings. Raises ConfigError for stages that do not divide the GPUs."""
+    if agent.n_gpu % agent.simulated.pipeline_stages:
+        raise ConfigError(
+            f"agent.simulated.pipeline_stages divides agent.n_gpu, got {agent.simulated.pipeline_stages} of {agent.n_gpu} GPUs"
+        )
     return SimulatedLimits(
         time_scale=agent.simulated.time_scale,
         batch_max=agent.batch_max,
         prefill_chunk_tokens=agent.simulated.prefill_chunk_tokens,
+        prefill=agent.simulated.prefill,
+        pipeline_stages=agent.simulated.pipeline_stages,
         host_memory_gb=agent.simulated.host_memory_gb,
         host_kv_gb=agent.simulated.host_kv_gb,
         kv_capacity_tokens=agent.simulated.kv_capacity_tokens,
@@ -261,4 +277,5 @@ def instance_facts(agent: AgentSettings, models: tuple[str, ...], address: str) 
         address=address,
         time_scale=time_scale(agent),
         batch_max=agent.batch_max,
+        lookahead_requests=agent.lookahead_requests,
     )

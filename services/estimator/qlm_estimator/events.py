@@ -40,7 +40,8 @@ class LifecycleKind(Enum):
 class Lifecycle:
     """One lifecycle event; `index`: its place among those of one entry. PULLED has a model, COMPLETED what follows it too, and that is what
     an agent claims: anything may stand there. `first_token_s`, `finished_s`: seconds of the server's clock, `first_token_s` 0 where an
-    earlier attempt made it. `started`: RELEASED only; it had begun to run. `length_guess`: what a gateway thought at its arrival."""
+    earlier attempt made it; `paused_s`: between them, without a seat in the engine. `started`: RELEASED only; it had begun to run.
+    `length_guess`: what a gateway thought at its arrival."""
 
     kind: LifecycleKind
     entry_id: EntryId
@@ -56,6 +57,7 @@ class Lifecycle:
     output_tokens: int = 0
     first_token_s: float = 0.0
     finished_s: float = 0.0
+    paused_s: float = 0.0
     started: bool = True
     length_guess: LengthGuess | None = None
 

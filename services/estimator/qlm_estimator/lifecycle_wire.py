@@ -70,6 +70,7 @@ def _lifecycle(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) ->
         output_tokens=event.output_tokens,
         first_token_s=event.first_token_s,
         finished_s=event.finished_s,
+        paused_s=event.paused_s,
         started=event.kind != events_pb2.EVENT_KIND_UNPULLED,
         length_guess=_guess(event),
     )

@@ -261,7 +261,8 @@ class EstimatorMachine:
         if spec is not None:
             self._lengths.pulled(event, spec, group)
         hardware = None if spec is None else self._speeds.hardware(instance, spec.profile)
-        activity.pull(event.entry_id[0] / 1000.0, event.queue_id, event.attempt, event.prompt_tokens, hardware)
+        seats = instance.batch_max if instance.lookahead_requests else 0
+        activity.pull(event.entry_id[0] / 1000.0, event.queue_id, event.attempt, event.prompt_tokens, hardware, seats)
 
     def _made(self, incarnation: str, queue_id: str) -> float:
         activity = self._activities.get(incarnation)
@@ -278,7 +279,7 @@ class EstimatorMachine:
         reported_s = event.entry_id[0] / 1000.0
         believed = reported_s - FINISH_SLACK_S <= event.finished_s <= reported_s
         ended_s = event.finished_s if believed else reported_s
-        return activity.leave(reported_s, event.queue_id, ended_s, output_tokens, event.first_token_s)
+        return activity.leave(reported_s, event.queue_id, ended_s, output_tokens, event.first_token_s, event.paused_s)
 
     def _completed(self, event: Lifecycle) -> None:
         spec = self._catalogue.get(event.model)

@@ -22,7 +22,8 @@ class InstanceFacts:
     """One serving engine slot. `time_scale`: how many times faster than its profile a simulated engine runs; 1 for real ones.
     `batch_max`: most sequences that its engine decodes at once. `active_model`: served, or being loaded, since `loading_since_s` of the
     queue's clock (0: it is loaded). `warm_models`: weights in host memory. `batch`: most requests of the active model that it runs at once,
-    as its agent chose last; 0 where it chose none. `started_s`: when its process started, by the queue's clock; 0: not known."""
+    as its agent chose last; 0 where it chose none. `started_s`: when its process started, by the queue's clock; 0: not known.
+    `lookahead_requests`: most that wait inside its engine."""
 
     name: str
     incarnation: str
@@ -39,6 +40,7 @@ class InstanceFacts:
     loading_since_s: float = 0.0
     batch: int = 0
     started_s: float = 0.0
+    lookahead_requests: int = 0
 
     @property
     def lasting(self) -> InstanceFacts:

@@ -27,6 +27,7 @@ def to_proto(facts: InstanceFacts) -> instance_pb2.Instance:
         loading_since_s=facts.loading_since_s,
         batch=facts.batch,
         started_s=facts.started_s,
+        lookahead_requests=facts.lookahead_requests,
     )
 
 
@@ -55,6 +56,7 @@ def from_proto(message: instance_pb2.Instance) -> InstanceFacts:
         loading_since_s=message.loading_since_s if math.isfinite(message.loading_since_s) else 0.0,
         batch=message.batch,
         started_s=message.started_s if math.isfinite(message.started_s) else 0.0,
+        lookahead_requests=message.lookahead_requests,
     )
 
 

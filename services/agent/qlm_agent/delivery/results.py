@@ -37,6 +37,7 @@ def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion
         slo_class=held.slo_class,
         slack_s=_slack_s(held, now_s),
         length_guess=held.length_guess,
+        paused_s=held.paused_s,
     )
     return Completion(
         last=held.emission(item.start, item.end),

@@ -107,6 +107,7 @@ class EngineDriver:
                 if tokens and tokens == len(held.output):
                     held.first_token_s = output.first_s + to_server_s
             held.last_token_s = output.last_s + to_server_s
+            held.paused_s = output.paused_s
             if output.finish is None and output.failure is None:
                 counts.append((output.run_id, tokens))
             else:

@@ -120,7 +120,8 @@ class EngineFailure:
 @dataclass(slots=True)
 class EngineOutput:
     """New output of a run, made from `first_s` to `last_s`; it may be empty at the end of the run. `started_s`: when the engine began the
-    run. `logprobs`: a record for each token, if requested. At most one of `finish` and `failure` is set, on the last output of a run. (Not
+    run. `logprobs`: a record for each token, if requested. `paused_s`: seconds since its first token without a seat by the engine's policy,
+    as far as the engine knows. At most one of `finish` and `failure` is set, on the last output of a run. (Not
     frozen, since one is made for each token.)"""
 
     run_id: str
@@ -132,13 +133,14 @@ class EngineOutput:
     logprobs: bytes = b""
     finish: FinishReason | None = None
     failure: EngineFailure | None = None
+    paused_s: float = 0.0
 
     def extend(self, later: EngineOutput) -> None:
         """Takes in the run's next output."""
         self.token_ids += later.token_ids
         self.pieces += later.pieces
         self.logprobs += later.logprobs
-        self.last_s = later.last_s
+        self.last_s, self.paused_s = later.last_s, later.paused_s
         self.finish, self.failure = later.finish, later.failure
 
 

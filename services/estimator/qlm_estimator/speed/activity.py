@@ -5,6 +5,9 @@ during a run is a difference of two readings. A step takes as long as the profil
 that rides along: while a batch fills, seconds pass and few steps are made, and means over a run's seconds would be of another time than its
 tokens were made in. Every decoding request gets a token in each step, so what each has made is a difference of two readings of one clock
 that counts steps.
+
+An engine with lookahead holds requests that wait for a seat and for KV; their prefills begin as others leave. Who waits is the policy's
+choice, so beside a run that was taken to wait there were those of its whole stay.
 """
 
 from __future__ import annotations
@@ -27,18 +30,21 @@ PULLS_MAX = 4_096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Since the incarnation was first seen: steps by the profile with anything running (seconds, where there is none), and the sums over
-    them of decoding requests and of the tokens that they hold, prompts and outputs."""
+    them of decoding requests and of the tokens that they hold, prompts and outputs. `prefilled`, `prefilled_squares`: tokens of
+    prompts that are taken to be done, and the sum of the squares of each prompt."""
 
     steps: float
     sequences: float
     context_tokens: float
+    prefilled: int
+    prefilled_squares: int
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
     """A request from its pull on. `prefill_left_tokens`: of its prompt; without any it decodes, since `decode_began`; `certain`: its model
     was known; `number`: of its pull; `prefill_tokens_up_to`, `prefill_squares_up_to`: pulled up to it, its own among them, and the sum of
-    the squares of each."""
+    the squares of each; `pulled`: totals at its pull."""
 
     queue_id: str
     attempt: int
@@ -49,15 +55,16 @@ class Run:
     number: int
     prefill_tokens_up_to: int
     prefill_squares_up_to: int
+    pulled: Totals
     decode_began: Totals | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
     """Work beside a run while it decoded, from its first token to its end: `seconds` of the server's clock, 0 where its first token was
-    not reported; how many `sequences` decoded in a step on average and the `context_tokens` that all of them held; and the `prefill_tokens`
-    of others that rode along with its steps, with the sum of the squares of their prompts as far as these were done. Prefills go in the
-    order of pulls, a chunk in each step, so they are of those pulled behind it."""
+    not reported or it was paused; how many `sequences` decoded in a step on average and the `context_tokens` that all of them held; and the
+    `prefill_tokens` of others that rode along with its steps, with the sum of the squares of their prompts as far as these were done.
+    Prefills go in the order of pulls, a chunk in each step, so they are of those pulled behind it."""
 
     run: Run
     seconds: float
@@ -80,10 +87,12 @@ class Activity:
         self._decoding_prompts = 0
         self._decoding_began = 0.0  # sum of the steps that those who decode began at
         self._hardware: HardwareProfile | None = None  # of the model that was pulled last
+        self._seats = 0  # of an engine with lookahead
         self._at_s = since[0] / 1000.0
         self._steps = self._sequence_steps = self._context_steps = 0.0
         self._prefill_tokens = 0
         self._prefill_squares = 0
+        self._prefilled_tokens = self._prefilled_squares = 0
         self._pulls_s: list[float] = []
         self._pulls_before: list[int] = []
         self._pulls_gone = 0
@@ -101,9 +110,11 @@ class Activity:
         run = self._runs.get(queue_id)
         return 0.0 if run is None or run.decode_began is None else self._steps - run.decode_began.steps
 
-    def pull(self, at_s: float, queue_id: str, attempt: int, prompt_tokens: int, hardware: HardwareProfile | None) -> None:
-        """A request was pulled. `hardware`: of the model that it is for, if that is known."""
+    def pull(self, at_s: float, queue_id: str, attempt: int, prompt_tokens: int, hardware: HardwareProfile | None, seats: int = 0) -> None:
+        """A request was pulled. `hardware`: of the model that it is for, if that is known. `seats`: of an engine with lookahead; 0 for one
+        that runs all that it has."""
         self._advance(at_s)
+        self._seats = seats
         self._forget(queue_id)
         self._keep_pull()
         self._prefill_tokens += prompt_tokens
@@ -123,14 +134,17 @@ class Activity:
             number=self._pulls_gone + len(self._pulls_s) - 1,
             prefill_tokens_up_to=self._prefill_tokens,
             prefill_squares_up_to=self._prefill_squares,
+            pulled=self._totals(),
         )
         self._runs[queue_id] = run
         self._prefilling.append(run)
 
-    def leave(self, at_s: float, queue_id: str, ended_s: float, output_tokens: int = 0, first_token_s: float = 0.0) -> FinishedRun | None:
+    def leave(
+        self, at_s: float, queue_id: str, ended_s: float, output_tokens: int = 0, first_token_s: float = 0.0, paused_s: float = 0.0
+    ) -> FinishedRun | None:
         """A request ran here until `ended_s`, reported at `at_s`; what it went through, if its pull was seen. An end that is not
         after the pull is taken to be at `at_s`. `output_tokens`: that it made here, `first_token_s`: when the first of them came; 0 where
-        nobody knows."""
+        nobody knows. `paused_s`: in which it had no seat since then: its time tells nothing of the steps."""
         self._advance(at_s)
         if first_token_s > 0.0:
             self._prefilled(queue_id)
@@ -138,28 +152,35 @@ class Activity:
         if run is None:
             self._unknown = max(0, self._unknown - 1)
             return None
-        if run.decode_began is None:  # its prefill came earlier than it was taken to
+        then = run.decode_began or (run.pulled if self._seats else None)
+        if then is None:  # its prefill came earlier than it was taken to
             return None
-        now, then = self._totals(), run.decode_began
+        now = self._totals()
         steps = now.steps - then.steps
         if steps <= 0.0:
             return None
         ended_s = ended_s if ended_s > run.pulled_s else self._at_s
         seconds = ended_s - first_token_s if run.pulled_s <= first_token_s < ended_s else 0.0
+        seconds = seconds if paused_s == 0.0 else 0.0
         behind = self._prefill_tokens - run.prefill_tokens_up_to
-        done = self._done_behind(run, output_tokens - 1, first_token_s, seconds) if seconds > 0.0 else 0.0
+        squares = self._prefill_squares - run.prefill_squares_up_to
+        if self._seats:
+            behind, squares = now.prefilled - then.prefilled, now.prefilled_squares - then.prefilled_squares
+            done = behind * max(0, output_tokens - 1) / steps
+        else:
+            done = self._done_behind(run, output_tokens - 1, first_token_s, seconds) if seconds > 0.0 else 0.0
         return FinishedRun(
             run=run,
             seconds=seconds,
             sequences=(now.sequences - then.sequences) / steps,
             context_tokens=(now.context_tokens - then.context_tokens) / steps,
             prefill_tokens=done,
-            prefill_squares=done * (self._prefill_squares - run.prefill_squares_up_to) / max(1, behind),
+            prefill_squares=done * squares / max(1, behind),
         )
 
     def _advance(self, at_s: float) -> None:
         """Goes on to a time, from the end of one prefill to the next."""
-        while self._prefilling:
+        while self._prefilling and self._has_room(self._prefilling[0]):
             first = self._prefilling[0]
             token_s = self._prefill_token_s(first.prompt_tokens)
             left_s = first.prefill_left_tokens * token_s
@@ -169,11 +190,27 @@ class Activity:
                 break
             self._pass(self._at_s + left_s, prefilling=True)
             self._begin_decoding()
-        self._pass(at_s, prefilling=bool(self._prefilling))
+        self._pass(at_s, prefilling=bool(self._prefilling) and self._has_room(self._prefilling[0]))
+
+    def _has_room(self, run: Run) -> bool:
+        """Whether the engine computes a prompt now, or has begun to."""
+        sequences = self._sequences
+        if not self._seats or not sequences or self._hardware is None or run.prefill_left_tokens < run.prompt_tokens:
+            return True
+        held = self._held(sequences, self._steps) + run.prompt_tokens
+        return sequences < self._seats and held <= self._hardware.kv_capacity_tokens
+
+    @property
+    def _sequences(self) -> int:
+        """Those who decode."""
+        sequences = self._decoding + self._unknown
+        return min(sequences, self._seats) if self._seats else sequences
 
     def _begin_decoding(self) -> None:
         run = self._prefilling.popleft()
         run.prefill_left_tokens = 0.0
+        self._prefilled_tokens += run.prompt_tokens
+        self._prefilled_squares += run.prompt_tokens * run.prompt_tokens
         if self._runs.get(run.queue_id) is run:
             run.decode_began = self._totals()
             self._decoding += 1
@@ -183,7 +220,7 @@ class Activity:
     def _prefilled(self, queue_id: str) -> None:
         """A request has made a token: its prompt is done, and all before it."""
         run = self._runs.get(queue_id)
-        while run is not None and run.decode_began is None and self._prefilling:
+        while run is not None and run.decode_began is None and self._prefilling and not self._seats:
             self._begin_decoding()
 
     def _pass(self, until_s: float, *, prefilling: bool) -> None:
@@ -192,7 +229,7 @@ class Activity:
             return
         self._at_s = until_s
         if self._runs or self._unknown:
-            sequences = self._decoding + self._unknown
+            sequences = self._sequences
             hardware = self._hardware
             steps = passed_s
             if hardware is not None:
@@ -223,7 +260,7 @@ class Activity:
         hardware = self._hardware
         if hardware is None or not prompt_tokens:
             return 0.0
-        sequences = self._decoding + self._unknown
+        sequences = self._sequences
         beside_s = hardware.decode_step_s(float(sequences), self._held(sequences, self._steps)) if sequences else 0.0
         return hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens) / prompt_tokens + beside_s / PREFILL_CHUNK_TOKENS
 
@@ -256,4 +293,10 @@ class Activity:
             self._pulls_gone += PULLS_MAX // 2
 
     def _totals(self) -> Totals:
-        return Totals(steps=self._steps, sequences=self._sequence_steps, context_tokens=self._context_steps)
+        return Totals(
+            steps=self._steps,
+            sequences=self._sequence_steps,
+            context_tokens=self._context_steps,
+            prefilled=self._prefilled_tokens,
+            prefilled_squares=self._prefilled_squares,
+        )

@@ -42,6 +42,7 @@ class Instance(_message.Message):
     TOKEN_S_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     STARTED_S_FIELD_NUMBER: _builtins.int
+    LOOKAHEAD_REQUESTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 64 bytes of [A-Za-z0-9_.-], unique in its queue."""
     incarnation: _builtins.str
@@ -72,6 +73,8 @@ class Instance(_message.Message):
     """Most requests of the active model that it runs at once, as its agent chose last; 0: batch_max."""
     started_s: _builtins.float
     """When its process started, in seconds since the epoch by the queue's clock: of two processes of one name the later one yields."""
+    lookahead_requests: _builtins.int
+    """Most requests that wait inside its engine (agent.lookahead_requests)."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the served models that it can serve."""
@@ -105,10 +108,11 @@ class Instance(_message.Message):
         token_s: _builtins.float = ...,
         batch: _builtins.int = ...,
         started_s: _builtins.float = ...,
+        lookahead_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "batch", b"batch", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "loading_since_s", b"loading_since_s", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "running", b"running", "running_reported_s", b"running_reported_s", "started_s", b"started_s", "time_scale", b"time_scale", "token_s", b"token_s", "warm_models", b"warm_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "batch", b"batch", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "loading_since_s", b"loading_since_s", "lookahead_requests", b"lookahead_requests", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "running", b"running", "running_reported_s", b"running_reported_s", "started_s", b"started_s", "time_scale", b"time_scale", "token_s", b"token_s", "warm_models", b"warm_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,6 +140,7 @@ class RequestEvent(_message.Message):
     FROM_WARM_FIELD_NUMBER: _builtins.int
     MOVED_REQUESTS_FIELD_NUMBER: _builtins.int
     MOVED_TOKENS_FIELD_NUMBER: _builtins.int
+    PAUSED_S_FIELD_NUMBER: _builtins.int
     kind: Global___EventKind.ValueType
     queue_id: _builtins.str
     group_id: _builtins.str
@@ -201,6 +202,8 @@ class RequestEvent(_message.Message):
     """KV_ kinds: requests of the move."""
     moved_tokens: _builtins.int
     """KV_ kinds: tokens of KV of all of them."""
+    paused_s: _builtins.float
+    """COMPLETED: seconds after its first token in which the engine's policy gave it no seat."""
     @_builtins.property
     def own_wait(self) -> Global___Moments:
         """PREDICTED: the wait as the formulas gave it, before calibration; absent where it equals the reported one."""
@@ -257,10 +260,11 @@ class RequestEvent(_message.Message):
         from_warm: _builtins.bool = ...,
         moved_requests: _builtins.int = ...,
         moved_tokens: _builtins.int = ...,
+        paused_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "length_guess", b"length_guess", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_wait_p50_s", b"predicted_wait_p50_s", "slack_s", b"slack_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "from_warm", b"from_warm", "gpu", b"gpu", "group_id", b"group_id", "group_ids", b"group_ids", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "length_guess", b"length_guess", "model", b"model", "moved_requests", b"moved_requests", "moved_tokens", b"moved_tokens", "n_gpu", b"n_gpu", "output_tokens", b"output_tokens", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "predicted_p99_s", b"predicted_p99_s", "predicted_wait_p50_s", b"predicted_wait_p50_s", "predicted_wait_p90_s", b"predicted_wait_p90_s", "predicted_wait_p99_s", b"predicted_wait_p99_s", "profile_version", b"profile_version", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s", "took_s", b"took_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "from_warm", b"from_warm", "gpu", b"gpu", "group_id", b"group_id", "group_ids", b"group_ids", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "length_guess", b"length_guess", "model", b"model", "moved_requests", b"moved_requests", "moved_tokens", b"moved_tokens", "n_gpu", b"n_gpu", "output_tokens", b"output_tokens", "own_completion", b"own_completion", "own_wait", b"own_wait", "paused_s", b"paused_s", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "predicted_p99_s", b"predicted_p99_s", "predicted_wait_p50_s", b"predicted_wait_p50_s", "predicted_wait_p90_s", b"predicted_wait_p90_s", "predicted_wait_p99_s", b"predicted_wait_p99_s", "profile_version", b"profile_version", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s", "took_s", b"took_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["predicted_wait_p50_s"]  # noqa: Y015
     _WhichOneofArgType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s"]  # noqa: Y015

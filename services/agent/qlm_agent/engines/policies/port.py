@@ -182,3 +182,9 @@ class EnginePolicy(Protocol):
     def next_wakeup_s(self, now_s: float) -> float | None:
         """When the order changes by itself, None for never."""
         return None
+
+
+def takes_seats(policy: EnginePolicy) -> bool:
+    """Whether a policy takes seats from running runs by itself, not only where KV is short."""
+    kind = type(policy)
+    return kind.pause is not EnginePolicy.pause or kind.preempt is not EnginePolicy.preempt

@@ -1,9 +1,9 @@
 """Continuous batching, step by step: chunked prefill, paged KV, preemption by recomputation or with KV kept. Pure; seconds are passed in.
 
-A step gives every decoding run one token and spends at most `prefill_chunk_tokens` on prefills. A run takes KV for its whole prefill when
-it is admitted and one block whenever a decode step crosses into a new one. When the blocks of the next step are not free, the policy's
-victims return to the waiting runs and recompute prompt + produced later. A decoding run can be taken out (`detach`) and put back, here or
-in a later batch of its model (`attach`, `rejoin`), with its KV.
+A step gives every decoding run one token and spends at most `prefill_chunk_tokens` on prefills, by a rule (`prefills`). A run takes KV
+for its whole prefill when it is admitted and one block whenever a decode step crosses into a new one. When the blocks of the next step are
+not free, the policy's victims return to the waiting runs and recompute prompt + produced later. A decoding run can be taken out (`detach`)
+and put back, here or in a later batch of its model (`attach`, `rejoin`), with its KV.
 
 Costs O(1) a step while runs only decode (see `DecodingRuns`).
 """
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence
+from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence, takes_seats
 from qlm_agent.engines.simulated.batch_state import BatchState
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, blocks_for
 from qlm_agent.engines.simulated.paused_kv import PausedKv
+from qlm_agent.engines.simulated.prefills import PrefillRule
 from qlm_agent.engines.simulated.scheduling import Scheduling
 from qlm_agent.engines.simulated.sequences import Phase, Progress, RunState
+from qlm_agent.engines.simulated.stages import Stages
 
 StepDuration = Callable[[int, int, Sequence[tuple[int, int]]], float]
 """Seconds of a step: decoding runs, their context tokens, prefill chunks as (tokens before, tokens)."""
@@ -26,7 +28,7 @@ StepDuration = Callable[[int, int, Sequence[tuple[int, int]]], float]
 class SimulatedBatch:
     """The runs of one active model, and its view for the policy, which is reset. Times of calls never decrease. `expected_step_s`: of a
     step before its noise, default `step_s`. `kv_swap_s`: of copying so many tokens of paused KV to host memory or back, of which
-    `host_kv_tokens` fit there."""
+    `host_kv_tokens` fit there. `stages`: of a pipeline; a step waits for the first one."""
 
     def __init__(
         self,
@@ -40,13 +42,17 @@ class SimulatedBatch:
         expected_step_s: StepDuration | None = None,
         kv_swap_s: Callable[[int], float] = lambda tokens: 0.0,
         host_kv_tokens: int = 0,
+        prefill: PrefillRule = PrefillRule.BESIDE,
+        stages: Stages | None = None,
     ) -> None:
         self.model = model
         self.seats = batch_max
-        self.step_tokens_max = prefill_chunk_tokens
+        self.step_tokens_max = max(prefill_chunk_tokens, batch_max) if prefill is PrefillRule.SHARED else prefill_chunk_tokens
         self.expected_step_s = expected_step_s or step_s
         self._step_s = step_s
-        self._state = BatchState(kv_capacity_tokens=kv_capacity_tokens, batch_max=batch_max)
+        self._prefill = prefill
+        self._stages = stages
+        self._state = BatchState(kv_capacity_tokens=kv_capacity_tokens, batch_max=batch_max, policy_preempts=takes_seats(policy))
         self.kv = self._state.kv
         self._paused_kv = PausedKv(self._state, policy.kv, kv_swap_s, host_kv_tokens // BLOCK_TOKENS)
         self._scheduling = Scheduling(self._state, policy, self._paused_kv)
@@ -98,13 +104,22 @@ class SimulatedBatch:
         return self.seats - self._state.running
 
     @property
+    def step_ended_s(self) -> float:
+        """The end of the last step; 0 before the first."""
+        return self._last_step_s
+
+    @property
     def next_due_s(self) -> float | None:
         """The end of the step under way, or when the next can begin; None while only a call brings something to do."""
         if self._step_end_s is not None:
             return self._step_end_s
         if self._stirred and self._state.runs:
-            return self._state.time_s
+            return self._state.time_s if self._stages is None else max(self._state.time_s, self._stages.free_at_s)
         return self._turn_s
+
+    def holds(self, run: RunState) -> bool:
+        """Whether a run is here."""
+        return self._state.runs.get(run.run_id) is run
 
     @property
     def _turn_s(self) -> float | None:
@@ -209,6 +224,11 @@ class SimulatedBatch:
         """Makes every step that ends by then."""
         state = self._state
         while True:
+            if self._step_end_s is None and self._stages is not None and self._stages.free_at_s > state.time_s:
+                self._stirred = True
+                state.time_s = max(state.time_s, min(self._stages.free_at_s, until_s))
+                if self._stages.free_at_s > until_s:
+                    return
             if self._step_end_s is None and not self._begin_step():
                 turn_s = self._turn_s
                 if turn_s is not None and state.time_s < turn_s <= until_s:
@@ -255,21 +275,26 @@ class SimulatedBatch:
             self._scheduling.apply()
         preempted = state.decoding.blocks_needed > state.kv.free and self._scheduling.free_for_decode()
         state.kv.take(state.decoding.blocks_needed)
-        budget = self.step_tokens_max
+        decoding = len(state.decoding)
+        budget = self._prefill.budget(self.step_tokens_max, decoding)
         for run in state.prefilling.values():
             budget -= self._schedule_chunk(run, budget)
         # A run that was just preempted is not admitted in the same step: it would take the blocks back.
         while budget > 0 and not preempted and state.waiting and state.admits(state.waiting[0]):
-            run = state.waiting.pop(0)
-            state.admit(run)
+            run = state.waiting[0]
+            if not self._prefill.chunk(run.prompt_tokens + run.produced_tokens, budget, first=not self._chunks):
+                break
+            state.admit(state.waiting.pop(0))
             budget -= self._schedule_chunk(run, budget)
-        decoding = len(state.decoding)
         if not decoding and not self._chunks:
             return False
         chunks = [(run.prefill_done, tokens) for run, tokens in self._chunks]
-        self._step_end_s = state.time_s + self._step_s(decoding, state.decoding.context_tokens + decoding, chunks)
-        if self._paused_kv.stall_s:
-            self._step_end_s += self._paused_kv.take_stall_s()
+        step_s = self._step_s(decoding, state.decoding.context_tokens + decoding, chunks)
+        stall_s = self._paused_kv.take_stall_s() if self._paused_kv.stall_s else 0.0
+        if self._stages is None:
+            self._step_end_s = state.time_s + step_s + stall_s
+        else:
+            self._step_end_s = self._stages.carry(state.time_s, step_s + stall_s)
         state.stepping = True
         return True
 
@@ -290,8 +315,8 @@ class SimulatedBatch:
         self._chunks.clear()
 
     def _schedule_chunk(self, run: RunState, budget: int) -> int:
-        tokens = min(budget, run.prefill_tokens - run.prefill_done)
-        if tokens > 0:
+        tokens = self._prefill.chunk(run.prefill_tokens - run.prefill_done, budget, first=not self._chunks)
+        if tokens:
             self._chunks.append((run, tokens))
         return tokens
 
@@ -322,4 +347,4 @@ class SimulatedBatch:
         last_s = self._last_step_s if run.ended_s is None else run.ended_s
         first_s = run.first_token_s if start == run.resumed and run.first_token_s is not None else last_s
         started_s = last_s if run.started_s is None else run.started_s
-        return Progress(run.run_id, start, run.reported, started_s, first_s, last_s, done, run.failure)
+        return Progress(run.run_id, start, run.reported, started_s, first_s, last_s, done, run.failure, run.paused_s)

@@ -14,9 +14,11 @@ WATERMARK = 0.01
 
 class BatchState:
     """`waiting`: runs to admit, in order; `held`: those that the policy holds back, and paused ones. `changed`: these differ from the runs
-    that the policy ordered. `stepping`: a step is under way. `served_s`: seconds of all steps."""
+    that the policy ordered. `stepping`: a step is under way. `served_s`: seconds of all steps. `policy_preempts`: a run without a seat
+    is without it by the policy, not only for want of KV."""
 
-    def __init__(self, *, kv_capacity_tokens: int, batch_max: int) -> None:
+    def __init__(self, *, kv_capacity_tokens: int, batch_max: int, policy_preempts: bool = False) -> None:
+        self.policy_preempts = policy_preempts
         self.kv = KvBlocks(kv_capacity_tokens)
         self.batch_max = batch_max
         self.runs: dict[str, RunState] = {}
@@ -70,6 +72,7 @@ class BatchState:
         run.prefill_done = 0
         run.seated_at_s = self.served_s
         run.started_s = self.time_s if run.started_s is None else run.started_s
+        self._note_pause(run)
         self.kv.take(blocks_for(run.prefill_tokens))
         self.prefilling[run.run_id] = run
 
@@ -152,7 +155,13 @@ class BatchState:
         del self.paused[run.run_id]
         run.moving_blocks = 0
         run.seated_at_s = self.served_s
+        self._note_pause(run)
         self.decoding.start(run)
+
+    def _note_pause(self, run: RunState) -> None:
+        """The run has a seat again."""
+        if self.policy_preempts and run.first_token_s is not None:
+            run.paused_s += self.time_s - run.waiting_since_s
 
     def remove_waiting(self, run: RunState) -> None:
         """Drops a run without a seat, waiting or paused; the KV of a paused one is its caller's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from qlm_agent.engines.policies.port import EnginePolicy
@@ -17,7 +18,10 @@ from qlm_agent.engines.simulated.answers import Answer, answer_to
 from qlm_agent.engines.simulated.batch import SimulatedBatch
 from qlm_agent.engines.simulated.host_memory import HostKv, HostWeights
 from qlm_agent.engines.simulated.kv_swap import KvSwap, ModelKv
+from qlm_agent.engines.simulated.pipeline import Batch, PipelinedBatches
+from qlm_agent.engines.simulated.prefills import PrefillRule
 from qlm_agent.engines.simulated.sequences import Progress, RunState
+from qlm_agent.engines.simulated.stages import Stages
 from qlm_agent.engines.simulated.tiers import ModelTiers
 from qlm_agent.engines.simulated.timing import InstanceNoise, StepTiming
 from qlm_agent.engines.simulated.transfers import Link, OperationEnded
@@ -38,11 +42,14 @@ class SimulatedModel:
 class SimulatedLimits:
     """`time_scale`: how many times faster than its profile it runs. `host_memory_gb`: budget for weights in host memory; `host_kv_gb`: a
     separate one for the KV of offloaded runs, 0 to never offload. `kv_capacity_tokens`: 0 for the profile's. `tell_every_s`: how often
-    running requests report their tokens; first tokens and ends never wait."""
+    running requests report their tokens; first tokens and ends never wait. `prefill`: how prompts share the steps. `pipeline_stages`: 1 for
+    no pipeline; with several, as many batches share seats, KV and host memory for paused runs."""
 
     time_scale: float = 1.0
     batch_max: int = 256
     prefill_chunk_tokens: int = 2048
+    prefill: PrefillRule = PrefillRule.BESIDE
+    pipeline_stages: int = 1
     host_memory_gb: float = 64.0
     host_kv_gb: float = 16.0
     kv_capacity_tokens: int = 0
@@ -54,7 +61,7 @@ class SimulatedCore:
 
     def __init__(self, models: Mapping[str, SimulatedModel], noise: InstanceNoise, policy: EnginePolicy, limits: SimulatedLimits) -> None:
         self._models = models
-        self._policy = policy
+        self._policies = [policy, *(deepcopy(policy) for _ in range(limits.pipeline_stages - 1))]  # of each batch
         self._limits = limits
         self._timings = {name: StepTiming(model.profile, noise, limits.time_scale) for name, model in models.items()}
         self._bus = Link()
@@ -64,7 +71,7 @@ class SimulatedCore:
         self._tiers = ModelTiers(timings=self._timings, host=weights, bus=self._bus, runs_on_gpu=lambda: self._runs_on_gpu)
         self._swap = KvSwap(HostKv(budget_gb=limits.host_kv_gb), self._bus)
         self._kv = {name: ModelKv(name, model.profile.kv_bytes_per_token, self._timings[name]) for name, model in models.items()}
-        self._batch: SimulatedBatch | None = None
+        self._batch: Batch | None = None
         self._batch_model = ""
         self._answers: dict[str, Answer] = {}
         self._due: list[EngineOutput] = []  # reported at the next reading
@@ -161,17 +168,28 @@ class SimulatedCore:
         self._batch_model = model
         self._batch = None
         if model:
-            self._batch = SimulatedBatch(
-                step_s=self._timings[model].step_s,
-                kv_capacity_tokens=self._kv_capacity(model),
-                batch_max=self._limits.batch_max,
-                prefill_chunk_tokens=self._limits.prefill_chunk_tokens,
-                policy=self._policy,
+            self._batch = self._new_batch(model, self._timings[model])
+
+    def _new_batch(self, model: str, timing: StepTiming) -> Batch:
+        limits, count = self._limits, self._limits.pipeline_stages
+        stages = Stages(count) if count > 1 else None
+
+        def batch(number: int) -> SimulatedBatch:
+            return SimulatedBatch(
+                step_s=timing.step_s,
+                kv_capacity_tokens=self._kv_capacity(model) // count,
+                batch_max=max(1, limits.batch_max // count),
+                prefill_chunk_tokens=limits.prefill_chunk_tokens,
+                policy=self._policies[number],
                 model=model,
-                expected_step_s=self._timings[model].expected_step_s,
-                kv_swap_s=self._timings[model].kv_swap_s,
-                host_kv_tokens=self._swap.host.capacity_bytes // self._models[model].profile.kv_bytes_per_token,
+                expected_step_s=timing.expected_step_s,
+                kv_swap_s=timing.kv_swap_s,
+                host_kv_tokens=self._swap.host.capacity_bytes // self._models[model].profile.kv_bytes_per_token // count,
+                prefill=limits.prefill,
+                stages=stages,
             )
+
+        return batch(0) if stages is None else PipelinedBatches(stages, batch)
 
     @property
     def _runs_on_gpu(self) -> int:
@@ -286,6 +304,7 @@ class SimulatedCore:
             logprobs=b"" if answer.logprobs is None else answer.records(progress.start, progress.end),
             finish=finish,
             failure=progress.failure,
+            paused_s=progress.paused_s,
         )
 
     def _refuse(self, now_s: float, request: EngineRequest, kind: FailureKind, message: str) -> None:

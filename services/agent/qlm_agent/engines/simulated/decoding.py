@@ -55,8 +55,8 @@ class DecodingRuns:
         ended: list[RunState] = []
         while self._ends and self._ends[0][0] <= self.steps:
             step, _, run = heapq.heappop(self._ends)
-            # Of a run that was taken out since, the entry is old.
-            if run.phase is Phase.DECODE and run.end_step() == step:
+            # Of a run that was taken out since, the entry is old; if no step was made meanwhile, both are alike.
+            if run.phase is Phase.DECODE and run.end_step() == step and run not in ended:
                 ended.append(run)
         return ended
 

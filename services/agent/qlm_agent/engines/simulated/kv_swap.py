@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from qlm_agent.engines.simulated.batch import SimulatedBatch
 from qlm_agent.engines.simulated.host_memory import HostKv
+from qlm_agent.engines.simulated.pipeline import Batch
 from qlm_agent.engines.simulated.sequences import Phase, RunState
 from qlm_agent.engines.simulated.timing import StepTiming
 from qlm_agent.engines.simulated.transfers import Link, OperationEnded
@@ -68,7 +68,7 @@ class KvSwap:
         """When the next copy is over, None if there is none."""
         return self._moves[0][0] if self._moves else None
 
-    def offload(self, now_s: float, number: int, batch: SimulatedBatch, kv: ModelKv, run_ids: Sequence[str]) -> list[OperationEnded]:
+    def offload(self, now_s: float, number: int, batch: Batch, kv: ModelKv, run_ids: Sequence[str]) -> list[OperationEnded]:
         """Takes decoding runs out of the batch, as far as host memory holds their KV. Returns the operations that ended at once."""
         operation = _Operation(number, now_s, out=True)
         for run_id in dict.fromkeys(run_ids):
@@ -79,7 +79,7 @@ class KvSwap:
                 self._move(now_s, parked, operation)
         return self._end_if_done(now_s, operation)
 
-    def restore(self, now_s: float, number: int, batch: SimulatedBatch | None, model: str, run_ids: Sequence[str]) -> list[OperationEnded]:
+    def restore(self, now_s: float, number: int, batch: Batch | None, model: str, run_ids: Sequence[str]) -> list[OperationEnded]:
         """Puts offloaded runs of the batch's model back while it has room. Returns the operations that ended at once."""
         operation = _Operation(number, now_s, out=False)
         for run_id in dict.fromkeys(run_ids):
@@ -99,7 +99,7 @@ class KvSwap:
             parked.aborted = True
             parked.run.phase = Phase.REMOVED
 
-    def advance(self, batch: SimulatedBatch | None) -> list[OperationEnded]:
+    def advance(self, batch: Batch | None) -> list[OperationEnded]:
         """Ends the copy that is over next, at `next_due_s`."""
         now_s, parked, operation = self._moves.popleft()
         operation.left -= 1

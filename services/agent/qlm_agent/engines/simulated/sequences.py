@@ -38,6 +38,7 @@ class RunState(SequenceView):
     started_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
+    paused_s: float = 0.0  # without a seat by the policy, since its first token
     failure: EngineFailure | None = None
 
     @property
@@ -74,7 +75,8 @@ class RunState(SequenceView):
 
 @dataclass(slots=True)
 class Progress:
-    """Tokens `start` to `end` of a run, made from `first_s` to `last_s`; `done`: these are its last, or it failed."""
+    """Tokens `start` to `end` of a run, made from `first_s` to `last_s`; `done`: these are its last, or it failed. `paused_s`: see
+    EngineOutput."""
 
     run_id: str
     start: int
@@ -84,3 +86,4 @@ class Progress:
     last_s: float
     done: bool
     failure: EngineFailure | None
+    paused_s: float = 0.0

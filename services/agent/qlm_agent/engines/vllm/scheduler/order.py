@@ -17,7 +17,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
-from qlm_agent.engines.policies.port import Sequences, SequenceView
+from qlm_agent.engines.policies.port import EnginePolicy, Sequences, SequenceView
 from qlm_agent.engines.vllm.scheduler.engine_view import SchedulerView
 from qlm_agent.engines.vllm.scheduler.views import RequestService, RequestUrgency, policy_of, urgency_of, view_of
 
@@ -29,7 +29,7 @@ else:
 
 
 class PolicyScheduling(Scheduler):
-    """A mixin before one of vLLM's schedulers. `policy` may be replaced; `preemptions`: of all requests, by policy or for want of KV."""
+    """A mixin before one of vLLM's schedulers. `preemptions`: of all requests, by policy or for want of KV."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,10 +37,9 @@ class PolicyScheduling(Scheduler):
             raise ValueError('QLM\'s policy orders the requests: leave scheduling_policy at "fcfs"')
         if self.num_spec_tokens:
             raise ValueError("QLM's scheduler does not support speculative decoding: leave speculative_config out")
-        self.engine_policy = policy_of(self.vllm_config.additional_config)
         self.preemptions = 0
         self._view = SchedulerView(self)
-        self.engine_policy.reset(self._view)
+        self.follow(policy_of(self.vllm_config.additional_config))
         self._urgencies: dict[str, RequestUrgency] = {}  # by vLLM's request id, as the next
         self._services: dict[str, RequestService] = {}
         self._held: list[Request] = []  # out of the queue while vLLM schedules
@@ -48,6 +47,11 @@ class PolicyScheduling(Scheduler):
         self._arrivals = 0
         self._unordered = False  # requests wait that the policy has not ordered
         self._reorder_at_s: float | None = None
+
+    def follow(self, policy: EnginePolicy) -> None:
+        """Replaces the policy, while no request is here."""
+        self.engine_policy = policy
+        policy.reset(self._view)
 
     # Calls of vLLM ----------------------------------------------------------------------------------------------------
 
