@@ -17,8 +17,8 @@ from qlm_planner.search import Orders, Problem, Solution, construct, evaluate, g
 from qlm_planner.search.group_cost import probability_and_excess
 from slow_evaluator import cheapest, slow_cost, valid
 
-FEW = settings(max_examples=60, deadline=None)
-SOME = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=60)
+SOME = settings(max_examples=25)
 
 
 def holds(problem: Problem, solved: Solution) -> None:
