@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import t
+from scipy.special import stdtrit
 
 Range = tuple[float | None, float | None]
 """Least and most, None where it is open."""
@@ -33,7 +33,7 @@ class Row:
     def interval(self) -> float:
         """Half of the 95% interval of the mean (Student's t); 0 for one seed."""
         count = len(self.ours)
-        return float(t.ppf(0.975, count - 1) * np.std(self.ours, ddof=1) / np.sqrt(count)) if count > 1 else 0.0
+        return float(stdtrit(count - 1, 0.975) * np.std(self.ours, ddof=1) / np.sqrt(count)) if count > 1 else 0.0
 
     @property
     def ratio(self) -> float:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gateway.figures import FIGURES
 from benchmarks.queue.stream_worker import TRACED_EVERY
 
 TIMEOUT_S = 240
@@ -29,13 +28,10 @@ def run_bench(out: Path, *arguments: str, bench: str = "queue") -> tuple[dict[st
 
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
-def test_the_path_of_a_request_is_measured(tmp_path: Path) -> None:
-    found, said = run_bench(tmp_path, "--only", "accepts_per_s", "--only", "added", "--only", "fanout")
+def test_the_path_of_a_request_and_the_queue_by_itself_are_measured(tmp_path: Path) -> None:
+    found, said = run_bench(tmp_path, "--only", "added", "--only", "pulls", "--only", "bytes")
     context = found["context"]
     assert context["failures"] == {}, said
-    assert found["accepts_per_s"] > 0
-    assert found["accepts_per_s_disk"] > 0
-    assert context["accepts_process"]["counted_by_the_queue"] == context["accepts_process"]["accepted_in_all"]
     for key in ("added_p50_ms", "added_p99_ms", "bare_p50_ms", "bare_p99_ms", "added_p50_ratio", "added_p99_ratio"):
         assert set(found[key]) == {"at_200", "at_400"}
         assert all(value > 0 for value in found[key].values())
@@ -44,48 +40,25 @@ def test_the_path_of_a_request_is_measured(tmp_path: Path) -> None:
     assert added["with_spans"] > 0
     assert added["with_spans"] == pytest.approx(added["requests"] / TRACED_EVERY, abs=1.0)
     assert 0 < added["engine_ms"]["p50"] < added["last_token_ms"]["p50"]
-    assert found["fanout_tokens_per_s"] > 0
-    assert found["itl_p99_ms"] > 0
     assert context["spans"]["qlm.gateway.accept"] >= added["with_spans"]
     assert context["spans_counted"] == sum(context["spans"].values())
-    # What was not asked for was not measured.
-    assert found["lost"] is None
-    assert found["redis_bytes_per_request"] == {"full": None, "after_churn": None, "finished": None}
-
-
-@pytest.mark.timeout(TIMEOUT_S + 10)
-def test_the_queue_by_itself_and_losses_are_measured(tmp_path: Path) -> None:
-    found, said = run_bench(tmp_path, "--only", "pulls", "--only", "bytes", "--only", "failover", "--only", "recover")
-    context = found["context"]
-    assert context["failures"] == {}, said
     assert found["pull_100_p99_ms"] > 0
     assert all(value > 0 for value in found["redis_bytes_per_request"].values())
     assert context["bytes"]["ended"] == 0.9 * context["bytes"]["queued"]
-    assert context["failover"]["planned"] > 0
-    # Nobody may take from a leader, or from an agent, before its lease has run out.
-    assert found["failover_first_plan_s"] > 1
-    assert found["recover_p99_s"] > 1
-    (kill,) = context["recover"]["kills"]
-    assert kill["owned"] == context["recover"]["recover_ms"]["n"] > 0
+    # What was not asked for was not measured.
+    assert found["lost"] is None
+    assert found["accepts_per_s"] is None
 
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_a_gateway_over_http_is_measured(tmp_path: Path) -> None:
-    found, said = run_bench(tmp_path, "--only", "accepts", "--only", "added", "--only", "events", "--only", "memory", bench="gateway")
+    found, said = run_bench(tmp_path, "--only", "added", bench="gateway")
     context = found["context"]
     assert context["failures"] == {}, said
-    assert context["targets"]["http_accepts_per_s"] == ">= 2,000"
-    measured = [figure.key for figure in FIGURES if figure.part not in ("scale", "kills")]
-    assert all(found[key] > 0 for key in measured if key != "rss_mib")
-    accepts = context["accepts"]
-    assert accepts["counted_by_the_queue"] == accepts["accepted_in_all"] == accepts["ids"]
+    assert found["added_p50_ms"] > 0
     added = context["added"]
     assert added["ended"] == added["requests"]
     assert 0 < added["engine_ms"]["p50"] < added["answer_ms"]["p50"]
-    assert context["memory"]["kept"] == context["memory"]["wanted"] == 100
-    assert 0 < found["rss_mib"]["idle"] < found["rss_mib"]["open"] + 5.0
-    # A gateway that is held to one core uses no more.
-    assert context["events"]["cores"]["gateway-0"] <= 1.05
 
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
@@ -100,15 +73,3 @@ def test_streams_of_the_official_client_survive_kills_of_every_process(tmp_path:
     }
     assert kills["streams"] == 80
     assert kills["streams_broken"] > 0
-
-
-@pytest.mark.timeout(TIMEOUT_S + 10)
-def test_throughput_by_gateways_agents_and_queues_is_measured(tmp_path: Path) -> None:
-    found, said = run_bench(tmp_path, "--only", "scale", bench="gateway")
-    assert found["context"]["failures"] == {}, said
-    for figure in FIGURES:
-        if figure.part == "scale":
-            assert found[figure.key].keys() == {"1", "2"}
-            assert all(rate > 0 for rate in found[figure.key].values()), figure.key
-    # Each of the queues has a cluster of its own, both on the server of the first.
-    assert found["context"]["scale_queues_2"]["cpu_us_each"]["server"] > 0

@@ -14,7 +14,7 @@ from qlm_load.picture.recording import load as load_recording
 
 REQUESTS = 200
 HELD_MIN = 4
-TIMEOUT_S = 110
+TIMEOUT_S = 280
 
 
 def run_demo(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -40,6 +40,13 @@ def test_modules_are_short_and_named_for_what_they_answer_for() -> None:
     assert [name for name in lengths if any(NAMELESS.search(part) for part in Path(name).with_suffix("").parts)] == []
 
 
+@pytest.mark.xdist_group("layout")
+def test_tests_of_a_group_run_in_one_worker(request: pytest.FixtureRequest) -> None:
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("without pytest-xdist's --dist loadgroup")
+    assert request.node.nodeid.endswith("@layout")
+
+
 def test_nothing_is_left_to_do_in_a_comment() -> None:
     words = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "X" * 3)))
     assert [str(path.relative_to(ROOT)) for path in MODULES if words.search(path.read_text())] == []

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,10 +33,13 @@ SECONDS_OF_TWO = 6.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    agents = f"[{{name: {INSTANCE}, gpu: A100-80GB, models: [{MODEL}, {PAUSED}]}}]"
-    with RunningCluster(
-        tmp_path_factory.mktemp("operations") / "cluster", {"agent.simulated.time_scale": "20", "agents": agents}
-    ) as running:
+    settings = {
+        "agent.simulated.time_scale": "20",
+        "agent.drain_finish_s": "0",  # a stopped agent gives back what it runs
+        "agents": f"[{{name: {INSTANCE}, gpu: A100-80GB, models: [{MODEL}, {PAUSED}]}}]",
+        "gateways": "[{name: gateway-0, listen: '127.0.0.1:0'}, {name: gateway-1, listen: '127.0.0.1:0'}]",
+    }
+    with RunningCluster(tmp_path_factory.mktemp("operations") / "cluster", settings) as running:
         yield running
 
 
@@ -109,9 +110,8 @@ def test_a_pause_outlives_every_service_and_holds_up_nobody_else(cluster: Runnin
             assert completes(f"held{number}", "t"), cluster.log()
 
 
-async def test_a_rolling_restart_of_all_services_and_the_server_under_load_loses_nothing(tmp_path: Path) -> None:
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    gateways = ", ".join(f'{{name: gateway-{number}, listen: "{address}"}}' for number, address in enumerate(addresses))
+async def test_a_rolling_restart_of_all_services_and_the_server_under_load_loses_nothing(cluster: RunningCluster) -> None:
+    addresses = [gateway.address for gateway in cluster.state.of("gateway")]
     streamed: dict[str, tuple[int, ...]] = {}
     stop = asyncio.Event()
 
@@ -121,35 +121,27 @@ async def test_a_rolling_restart_of_all_services_and_the_server_under_load_loses
             stream = client.generate(MODEL, [7, LENGTH_TOKEN_BASE + ANSWER_TOKENS], request_id=request_id, slo_s=60)
             streamed[request_id] = tuple([token async for chunk in stream for token in chunk.token_ids])
 
-    # Agents give back what they run.
-    settings = {"agent.simulated.time_scale": "20", "agent.drain_finish_s": "0", "gateways": f"[{gateways}]"}
-    with RunningCluster(tmp_path, settings) as cluster:
-        async with qlm.AsyncClient(addresses) as client, asyncio.TaskGroup() as tasks:
-            for worker in range(WORKERS):
-                tasks.create_task(send(client, worker))
-            for process in cluster.state.processes:
-                before = len(streamed)
-                os.kill(process.pid, signal.SIGTERM)
-                await asyncio.to_thread(cluster.wait_for, partial(serves_anew, process))
+    async with qlm.AsyncClient(addresses) as client, asyncio.TaskGroup() as tasks:
+        for worker in range(WORKERS):
+            tasks.create_task(send(client, worker))
+        for process in cluster.state.processes:
+            before = len(streamed)
+            os.kill(process.pid, signal.SIGTERM)
+            await asyncio.to_thread(cluster.wait_for, partial(serves_anew, process))
+            async with asyncio.timeout(GRACE_S):
                 while len(streamed) < before + WORKERS:
                     await asyncio.sleep(0.01)
-            stop.set()
-        async with qlm.AsyncClient(addresses) as client:
-            attempts = 0
-            for request_id, tokens in streamed.items():
-                result = await client.result(request_id, 60)
-                assert result is not None, cluster.log()
-                assert result.state is qlm.RequestState.COMPLETED
-                assert (len(tokens), result.token_ids) == (ANSWER_TOKENS, tokens)
-                attempts += result.attempts
-            assert attempts > len(streamed), "some ran twice"
-            assert (await client.status()).live == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        stop.set()
+    async with qlm.AsyncClient(addresses) as client:
+        attempts = 0
+        for request_id, tokens in streamed.items():
+            result = await client.result(request_id, 60)
+            assert result is not None, cluster.log()
+            assert result.state is qlm.RequestState.COMPLETED
+            assert (len(tokens), result.token_ids) == (ANSWER_TOKENS, tokens)
+            attempts += result.attempts
+        assert attempts > len(streamed), "some ran twice"
+        assert (await client.status()).live == 0
 
 
 def serves_anew(old: ProcessState, state: ClusterState) -> bool:

@@ -13,12 +13,16 @@ from pathlib import Path
 
 import pytest
 import redis
+from click.testing import CliRunner
 
 import qlm
 from identity_files import add_key
 from qlm.errors import QlmError
+from qlm_cli.root import root
+from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.identity.keys import Role
 from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Durability
 from running_cluster import RunningCluster, wait_until
 from running_text_server import RunningTextServer
@@ -68,6 +72,14 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> subpr
         env={**os.environ, **(environment or {})},
         check=False,
     )
+
+
+def refused(*arguments: str) -> str:
+    """What a command that ends with an error says, in this process. Raises AssertionError where it ends with a traceback."""
+    done = CliRunner().invoke(root, arguments)
+    assert done.exit_code in (1, 2), (arguments, done)
+    assert isinstance(done.exception, SystemExit), (arguments, done)
+    return done.output
 
 
 def found_in(*texts: str, keys: tuple[str, ...] = ()) -> list[str]:
@@ -153,20 +165,19 @@ def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path, reco
     broken = url.replace("redis://", "redis:/")
     for wrong in ("--set", f"queue.url={broken}"), ("--set", f"queue={{url: '{url}', nam: x}}"), ("--set", f"queue={{url: '{url}'"):
         for service in ("up", "gateway", "agent"):
-            done = command(service, *wrong)
-            assert done.returncode == 2, done
-            said += [done.stdout, done.stderr]
+            said.append(refused(service, *wrong))
     for arguments in (
         ["gateway", "--set", f"security.key_file={key}"],
-        ["gateway", "--set", f"security={{key_file: '{key}', nam: x}}"],
         ["agent", "--set", f"security={{key_file: x, service_key_file: '{key}'}}"],
-        ["status", "--api-key-file", key],
-        ["keys", "list", "--file", key],
-        ["keys", "list", "--file", str(key_file)],
     ):
         done = command(*arguments, environment={"QLM_QUEUE__URL": "redis://127.0.0.1:1"})
         said += [done.stdout, done.stderr]
-    said.append(key_file.read_text())
+    said.append(refused("gateway", "--set", f"security={{key_file: '{key}', nam: x}}"))
+    said.append(refused("status", "--api-key-file", key))
+    said.append(refused("keys", "list", "--file", key))
+    listed = CliRunner().invoke(root, ["keys", "list", "--file", str(key_file)])
+    assert listed.exit_code == 0
+    said += [listed.output, key_file.read_text()]
     logs = [path.read_text() for path in sorted(tmp_path.glob("state/**/*.log*"))]
     assert len(logs) >= 7
     assert sum("accepts" in log or "ready" in log for log in logs) >= 6
@@ -175,7 +186,7 @@ def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path, reco
     assert found == []
 
 
-def test_a_wrong_password_is_told_at_once(url: str, tmp_path: Path) -> None:
+async def test_a_wrong_password_is_told_at_once(url: str, tmp_path: Path) -> None:
     wrong = {
         "a wrong password": url.replace(PASSWORD, USER_PASSWORD),
         "no password": url.replace(f":{PASSWORD}@", ""),
@@ -183,9 +194,9 @@ def test_a_wrong_password_is_told_at_once(url: str, tmp_path: Path) -> None:
         "no such database": f"{url}/99999",
     }
     for what, address in wrong.items():
-        done = command("gateway", environment={"QLM_QUEUE__URL": address})
-        assert (done.returncode, "the server refuses it" in done.stderr) == (2, True), (what, done)
-        assert found_in(done.stdout, done.stderr) == []
+        with pytest.raises(ConfigError, match="the server refuses it") as failure:
+            await RedisQueue(address).start()
+        assert found_in(str(failure.value), repr(failure.value)) == [], what
     done = command("up", "--state-dir", str(tmp_path / "up"), environment={"QLM_QUEUE__URL": wrong["a wrong password"]})
     assert (done.returncode, "the server refuses it" in done.stderr) == (2, True), done
     assert found_in(done.stdout, done.stderr) == []

@@ -25,7 +25,6 @@ from running_cluster import RunningCluster, wait_until
 pytestmark = pytest.mark.xdist_group("secure")
 
 TIMEOUT_S = 60
-FOLLOWED_WITHIN_S = 5.0
 READ = {"planner": "/qlm.api.v1.Planner/GetPlan", "estimator": "/qlm.api.v1.Estimator/GetProfiles", "agent": "/qlm.api.v1.Agent/GetStatus"}
 FILES = {"planner": planner_pb2, "estimator": estimator_pb2, "agent": agent_pb2}
 
@@ -124,7 +123,7 @@ def test_services_follow_the_file(secure: Secure) -> None:
         def followed(wanted: str = wanted) -> bool:
             return {reason_of(access, address, method, b"") for address, method in reads} == {wanted}
 
-        wait_until(followed, FOLLOWED_WITHIN_S, "all services have read the file")
+        wait_until(followed, TIMEOUT_S, "all services have read the file")
         revoke_key(secure.key_file, late)
 
 

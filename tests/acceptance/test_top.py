@@ -1,4 +1,4 @@
-"""`qlm top` and `qlm health` on a real cluster, whole and with parts of it away."""
+"""`qlm top`, `qlm health` and the page for operators on real clusters, whole and with parts of them away."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,21 @@ import pytest
 from click.testing import CliRunner, Result
 
 import qlm
+from browser import Tab, opened_tab
 from qlm_cli.root import root
 from running_cluster import RunningCluster, wait_until
 
 pytestmark = pytest.mark.xdist_group("top")
 
-COMMAND_TIMEOUT_S = 30
+COMMAND_TIMEOUT_S = 60
 ANSWER_S = 60.0
 MODELS = ("mistral-7b", "mistral-7b-code", "vicuna-13b")
 FAST = {"agent.simulated.time_scale": "20"}
 SLOW = {"agent.simulated.time_scale": "0.02"}
 """An engine step takes so long that nothing ends by itself while a test looks."""
 NOWHERE = "127.0.0.1:1"
+HOSTILE = '"><script>document.title=1</script>'
+TEXTS = "[...document.querySelectorAll({query!r})].map((each) => each.textContent)"
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -137,39 +141,102 @@ def test_health_follows_the_process(served: RunningCluster) -> None:
     assert command("health", served.address, "--service", "no.such.Service").returncode == 1
 
 
-def test_what_waits_is_shown_in_order_with_predictions(tmp_path: Path) -> None:
-    with RunningCluster(tmp_path / "state", SLOW) as cluster:
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """A slow cluster with requests that run and wait."""
+    with RunningCluster(tmp_path_factory.mktemp("loaded") / "state", SLOW) as cluster:
         with qlm.Client(cluster.address) as client:
             for number in range(24):
                 client.submit(MODELS[number % 3], "A prompt. " * 400, slo_s=600.0, max_tokens=400, request_id=f"w{number}")
-        wait_until(lambda: any(instance["groups"] for instance in seen(cluster.address)["instances"]), ANSWER_S, "a group waits")
-        document = seen(cluster.address)
-        groups = [group for instance in document["instances"] for group in instance["groups"]]
-        assert all(group["model"] in MODELS and group["slo_class"] == "1024s" and group["waiting"] > 0 for group in groups)
-        predicted = [group for group in groups if group["completion_p50_s"] is not None]
-        assert predicted
-        assert all(document["at_s"] < group["completion_p50_s"] <= group["completion_p90_s"] for group in predicted)
-        shown = placed(cluster.address)
-        for words in ("placed", "completion in 600 s", "due", "served before it", "starts in", "ends in", "with probability"):
-            assert words in shown
-        frame = command("top", "--once", "--address", cluster.address).stdout
-        assert re.search(r"head\s+\S+\s+completion 1024s\s+\d+\s+[\d,]+ s \([\d,]+ s\)\s+\d+ s", frame)
+            client.submit(MODELS[0], "A prompt. " * 400, slo_s=600.0, max_tokens=400, request_id="w1", tenant=HOSTILE)
+        yield cluster
 
-        # An agent and the planner die, and are not back yet: a frozen supervisor starts nobody.
-        state = cluster.state
-        (planner,), agent = state.of("planner"), state.of("agent")[0]
-        cluster.send(signal.SIGSTOP)
-        try:
-            for process in (planner, agent):
-                os.kill(process.pid, signal.SIGKILL)
-            done = command("top", "--once", "--address", cluster.address)
-            assert done.returncode == 0, done.stderr
-            assert "Traceback" not in done.stdout + done.stderr
-            assert re.search(r"✗ planner (down|not known)", done.stdout)
-            assert re.search(rf"✗ {agent.name}.* (down|not known)", done.stdout)
-            assert "● gateway" in done.stdout
-        finally:
-            cluster.send(signal.SIGCONT)
+
+@pytest.fixture
+def loaded(started: RunningCluster) -> RunningCluster:
+    """The slow cluster; all of its processes serve."""
+    started.wait_for(lambda state: state.ready and all(process.serving and process.pid for process in state.processes))
+    return started
+
+
+@contextmanager
+def without_an_agent_and_the_planner(cluster: RunningCluster) -> Iterator[str]:
+    """The name of an agent that died, with the planner: a frozen supervisor starts nobody."""
+    (planner,), agent = cluster.state.of("planner"), cluster.state.of("agent")[0]
+    cluster.send(signal.SIGSTOP)
+    try:
+        for process in (planner, agent):
+            os.kill(process.pid, signal.SIGKILL)
+        yield agent.name
+    finally:
+        cluster.send(signal.SIGCONT)
+
+
+def test_what_waits_is_shown_in_order_with_predictions(loaded: RunningCluster) -> None:
+    wait_until(lambda: any(instance["groups"] for instance in seen(loaded.address)["instances"]), ANSWER_S, "a group waits")
+    document = seen(loaded.address)
+    groups = [group for instance in document["instances"] for group in instance["groups"]]
+    assert all(group["model"] in MODELS and group["slo_class"] == "1024s" and group["waiting"] > 0 for group in groups)
+    predicted = [group for group in groups if group["completion_p50_s"] is not None]
+    assert predicted
+    assert all(document["at_s"] < group["completion_p50_s"] <= group["completion_p90_s"] for group in predicted)
+    shown = placed(loaded.address)
+    for words in ("placed", "completion in 600 s", "due", "served before it", "starts in", "ends in", "with probability"):
+        assert words in shown
+    frame = command("top", "--once", "--address", loaded.address).stdout
+    assert re.search(r"head\s+\S+\s+completion 1024s\s+\d+\s+[\d,]+ s \([\d,]+ s\)\s+\d+ s", frame)
+
+    with without_an_agent_and_the_planner(loaded) as agent:
+        done = command("top", "--once", "--address", loaded.address)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+        assert re.search(r"✗ planner (down|not known)", done.stdout)
+        assert re.search(rf"✗ {agent}.* (down|not known)", done.stdout)
+        assert "● gateway" in done.stdout
+
+
+async def texts(tab: Tab, query: str) -> list[str]:
+    found: list[str] = await tab.evaluate(TEXTS.format(query=query))
+    return found
+
+
+async def test_a_browser_shows_the_cluster_under_load(loaded: RunningCluster, tmp_path: Path) -> None:
+    state = loaded.state
+    async with opened_tab(tmp_path) as tab:
+        await tab.resize(1400, 1200)
+        await tab.open(f"{state.of('gateway')[0].http}/page")
+        await tab.until("document.querySelectorAll('#queues tbody tr').length > 1", "groups wait")
+        assert sorted(await texts(tab, "#queues h3")) == ["a100-0", "h100-0"]
+        assert await texts(tab, "#parts li") == ["gateway", "planner", "estimator"]
+        assert await texts(tab, "#models tbody td:first-child") == list(MODELS)
+        await tab.until("[...document.querySelectorAll('#queues .meter')].some((each) => each.textContent.startsWith('KV'))", "KV is told")
+        colours = await tab.evaluate(
+            "[...document.querySelectorAll('#legend .model')].map((each) => getComputedStyle(each, '::before').backgroundColor)"
+        )
+        assert len(set(colours)) == len(MODELS), "each model has its colour"
+        light = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        await tab.prefer("dark")
+        assert await tab.evaluate("getComputedStyle(document.body).backgroundColor") != light
+        unnamed = await tab.evaluate("[...document.querySelectorAll('input')].filter((each) => !each.labels.length).length")
+        assert unnamed == 0
+
+        await tab.evaluate("document.getElementById('find-id').focus()")
+        await tab.type("w1")
+        await tab.press("Tab")
+        await tab.type(HOSTILE)
+        await tab.press("Enter")
+        story = await tab.until("document.querySelector('#story table') && document.getElementById('story').innerText", "a timeline")
+        assert "accepted" in story
+        assert HOSTILE in story
+        assert await tab.evaluate("document.title") == "QLM"
+        assert tab.problems == []
+
+        with without_an_agent_and_the_planner(loaded) as agent:
+            await tab.until("document.querySelector('#parts .away')?.textContent.startsWith('planner')", "the planner is away")
+            await tab.until(f"document.querySelector('#queues .away')?.textContent === {agent!r}", "the agent is away")
+            os.kill(state.of("gateway")[0].pid, signal.SIGKILL)
+            await tab.until("document.getElementById('down').textContent.startsWith('The gateway is not reachable')", "it is away")
+            assert not await tab.evaluate("document.getElementById('down').hidden")
 
 
 def run(*arguments: str) -> Result:

@@ -21,6 +21,7 @@ from openai.types.chat import ChatCompletionMessageParam
 import qlm
 from qlm_cli.reference.metrics import SERVICES, documented
 from qlm_cli.root import root
+from qlm_process.cluster.state import ProcessState
 from running_cluster import RunningCluster, gone, wait_until
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -68,11 +69,15 @@ def test_every_process_serves_the_metrics_that_the_documents_name(cluster: Runni
     services = [process for process in cluster.state.processes if process.service != "server"]
     assert {process.service for process in services} == {service for service, _, _ in SERVICES}
     for process in services:
-        with urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=METRICS_TIMEOUT_S) as answer:
-            lines = answer.read().decode().splitlines()
-        helped = {line.split()[2] for line in lines if line.startswith("# HELP ")}
-        assert helped >= {name for name, _, _ in documented(process.service)}, process.name
-        assert any(line.startswith("process_resident_memory_bytes") for line in lines), process.name
+
+        def told(process: ProcessState = process) -> bool:
+            """A gateway tells the load of models once it has read the queue."""
+            with urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=METRICS_TIMEOUT_S) as answer:
+                lines = answer.read().decode().splitlines()
+            assert any(line.startswith("process_resident_memory_bytes") for line in lines), process.name
+            return {line.split()[2] for line in lines if line.startswith("# HELP ")} >= {name for name, _, _ in documented(process.service)}
+
+        wait_until(told, METRICS_TIMEOUT_S, f"all metrics of {process.name}")
 
 
 def test_every_process_answers_reflection_and_health(cluster: RunningCluster) -> None:
@@ -231,13 +236,11 @@ def test_a_wrong_setting_stops_it_with_its_name(tmp_path: Path, setting: str, me
     assert message in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"), [("gateway.listen=nowhere", "gateway.listen"), ("agents.a100-0.models=[nothing]", "a100-0")]
-)
-def test_a_wrong_setting_of_a_process_stops_all(tmp_path: Path, setting: str, message: str) -> None:
-    ended = command("up", "--state-dir", str(tmp_path / "state"), "--set", "gateways=[{name: gateway-0}]", "--set", setting)
+def test_a_wrong_setting_of_a_process_stops_all(tmp_path: Path) -> None:
+    words = ["up", "--state-dir", str(tmp_path / "state"), "--set", "gateways=[{name: gateway-0}]", "--set", "gateway.listen=nowhere"]
+    ended = command(*words)
     assert ended.returncode == 2, ended.stderr
-    assert message in ended.stderr
+    assert "gateway.listen" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

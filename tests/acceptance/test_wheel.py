@@ -18,7 +18,7 @@ from running_cluster import RunningCluster
 pytestmark = pytest.mark.xdist_group("cluster")
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 110
+TIMEOUT_S = 280
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = tuple(ROOT / package for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 

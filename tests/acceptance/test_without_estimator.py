@@ -14,7 +14,7 @@ from running_cluster import RunningCluster, gone, wait_until
 
 MODEL = "mistral-7b"
 PATIENCE_S = 60.0
-COMMAND_TIMEOUT_S = 30
+COMMAND_TIMEOUT_S = 60
 
 
 def ask(client: qlm.Client, request_id: str) -> qlm.Accepted:

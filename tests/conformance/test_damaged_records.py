@@ -23,8 +23,8 @@ from .conftest import Servers
 from .invariants import check_bytes
 from .scenario import CANCELLED, acceptance, key_of
 
-MEMORY_SEEDS = int(os.environ.get("QLM_DAMAGE_SEEDS", "300"))
-SERVER_SEEDS = int(os.environ.get("QLM_DAMAGE_SERVER_SEEDS", "60"))
+MEMORY_SEEDS = int(os.environ.get("QLM_DAMAGE_SEEDS", "100"))
+SERVER_SEEDS = int(os.environ.get("QLM_DAMAGE_SERVER_SEEDS", "20"))
 PAGE = 25
 ENDS_OF_DAMAGED = (RequestState.FAILED, RequestState.EXPIRED, None)
 """Of a request whose own record was damaged: where it was cut, its expiry may have passed; its result may be what was lost."""

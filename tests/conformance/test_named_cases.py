@@ -47,15 +47,14 @@ async def test_a_request_arrives_as_its_group_ends(scene: Scenario) -> None:
 
 @pytest.mark.parametrize("end", ["cancel", "expire"])
 @pytest.mark.parametrize("state", [RequestState.ACCEPTED, RequestState.PLACED, RequestState.RUNNING])
-@pytest.mark.parametrize("planner", ["with a planner", "with no planner"])
-async def test_the_end_of_a_request_by_its_client_or_clock(scene: Scenario, end: str, state: RequestState, planner: str) -> None:
+async def test_the_end_of_a_request_by_its_client_or_clock(scene: Scenario, end: str, state: RequestState) -> None:
+    """No planner is needed for it."""
     mirror = scene.mirror
     await scene.accept("r1", expire_after_s=1_000.0)
     if state is not RequestState.ACCEPTED:
         await scene.place("g", "r1")
     pulled = await scene.pull() if state is RequestState.RUNNING else {}
-    if planner == "with no planner":
-        await mirror.expire_lease(PLANNER_ROLE)
+    await mirror.expire_lease(PLANNER_ROLE)
     if end == "cancel":
         assert await mirror("cancel", key_of("r1"), CANCELLED) is RequestState.CANCELLED
     else:
@@ -106,31 +105,6 @@ async def test_a_zombie_changes_nothing_after_its_requests_were_taken(scene: Sce
     assert list(Result.FromString((await mirror("find", key_of("r1"))).result).output_token_ids) == [1, 2, 3, 4]
 
 
-async def test_the_same_incarnation_with_an_older_attempt_changes_nothing(scene: Scenario) -> None:
-    """Two threads of one agent: one evicts r1 and pulls it again, the other still holds output of the first run."""
-    mirror = scene.mirror
-    first = (await scene.run("r1"))["r1"]
-    await mirror("requeue", scene.incarnation, [owned(first)], RequeueCause.EVICTED, FAILURE)
-    second = (await scene.pull())["r1"]
-    before = await mirror.dump()
-    assert await mirror("emit", scene.incarnation, [emission(first, 0, [1])]) == [STALE]
-    assert await mirror("unpull", scene.incarnation, [owned(first)]) == [STALE]
-    assert await mirror("requeue", scene.incarnation, [owned(first)], RequeueCause.FAILED, FAILURE) == [STALE]
-    assert await mirror.dump() == before
-    assert await mirror("complete", scene.incarnation, [completion(second)]) == [DONE]
-
-
-async def test_completed_while_its_agent_was_thought_dead(scene: Scenario) -> None:
-    """The completion arrives after the lease ran out and before the planner takes the request: it counts."""
-    mirror = scene.mirror
-    pulled = await scene.run("r1", "r2")
-    await mirror.expire_lease(scene.incarnation)
-    assert await mirror("complete", scene.incarnation, [completion(pulled["r1"])]) == [DONE]
-    assert await mirror("reclaim", scene.planner, scene.incarnation, FAILURE) == 1
-    assert await mirror("complete", scene.incarnation, [completion(pulled["r2"])]) == [STALE]
-    assert await mirror("complete", scene.incarnation, [completion(pulled["r1"])]) == [DONE]
-
-
 async def test_a_completion_of_a_lost_attempt_does_not_pass_for_the_end_by_failure(make_mirror: Callable[..., Mirror]) -> None:
     """r1 ended as FAILED since it was lost too often; the agent that was lost says that it failed it itself."""
     mirror = make_mirror(Bounds(pulls_max=3))
@@ -146,24 +120,6 @@ async def test_a_completion_of_a_lost_attempt_does_not_pass_for_the_end_by_failu
     assert (await mirror("find", key_of("r1"))).state is RequestState.FAILED
     assert await mirror("complete", dead.role, [completion(request, state=RequestState.FAILED)]) == [STALE]
     assert await mirror("complete", dead.role, [completion(request)]) == [STALE]
-
-
-async def test_two_planners_the_older_is_fenced(scene: Scenario) -> None:
-    mirror, old = scene.mirror, scene.planner
-    await scene.register("b")
-    await scene.queue_up("g1", "r1")
-    await scene.accept("r2")
-    known = await scene.versions("a", "b")
-    await mirror.expire_lease(PLANNER_ROLE)
-    new = await mirror("acquire_lease", PLANNER_ROLE, "p2", TTL_S, "host:2")
-    chunk = PlanChunk(plan_version=1, versions=known, segments=[QueueSegment(instance="b", start=0, group_ids=["g1"])])
-    with pytest.raises(LeaseLost):
-        await mirror("apply_plan", old, chunk)
-    assert await scene.queue_of("a") == ["g1"]
-    assert (await mirror("apply_plan", new, chunk)).applied
-    assert await scene.queue_of("b") == ["g1"]
-    with pytest.raises(LeaseLost):
-        await mirror("apply_plan", old, replace(chunk, plan_version=2, versions=await scene.versions("a", "b")))
 
 
 async def test_a_group_is_pulled_while_the_plan_that_moves_it_is_made(scene: Scenario) -> None:
@@ -194,35 +150,6 @@ async def test_a_group_moves_while_its_requests_run(scene: Scenario) -> None:
     assert list(await scene.pull(lease=b)) == ["r1", "r2"]
 
 
-async def test_an_answer_of_pull_is_lost(scene: Scenario) -> None:
-    """The agent finds what it owns without knowing, and gives it back."""
-    mirror = scene.mirror
-    await scene.queue_up("g", "r1", "r2")
-    known = await scene.pull(count=1)
-    await scene.pull(count=1)  # nobody hears the answer
-    unknown = [request for request in await mirror("owned", scene.incarnation) if request.key.request_id not in known]
-    assert await mirror("unpull", scene.incarnation, [owned(request) for request in unknown]) == [DONE]
-    assert list(await scene.pull()) == ["r2"]
-
-
-async def test_a_client_reconnects_to_another_gateway_in_the_middle(scene: Scenario) -> None:
-    """What it was shown and what comes at its offset make the whole output, without a gap and without a repeat."""
-    mirror = scene.mirror
-    request = (await scene.run("r1"))["r1"]
-    await mirror("emit", scene.incarnation, [emission(request, 0, [1, 2])])
-    shown = tokens(1, 2)
-    await mirror("emit", scene.incarnation, [emission(request, 2, [3])])  # its gateway dies with this
-    attached = await mirror("attach", key_of("r1"), "g2", len(shown))
-    shown += attached.progress
-    await mirror("complete", scene.incarnation, [completion(request, 3, [4, 5])])
-    entries = await mirror("read_frames", "g2", "0", 0)
-    assert len(entries) == 1
-    ended = await mirror("attach", key_of("r1"), "g3", len(shown))
-    shown += ended.progress
-    assert shown == tokens(1, 2, 3, 4, 5)
-    assert list(Result.FromString(ended.ended.result).output_token_ids) == [1, 2, 3, 4, 5]
-
-
 async def test_a_request_id_is_used_again_after_its_window(scene: Scenario) -> None:
     """What still knows the first request by its key must not touch the second."""
     mirror = scene.mirror
@@ -250,16 +177,3 @@ async def test_agents_serve_and_requeue_with_no_planner(scene: Scenario) -> None
     await mirror("complete", scene.incarnation, [completion(request) for request in pulled.values()])
     await scene.accept("r3")
     assert live(await mirror("find", key_of("r3"))).state is RequestState.ACCEPTED
-
-
-async def test_the_next_planner_finds_what_the_last_one_had_read(scene: Scenario) -> None:
-    mirror = scene.mirror
-    await scene.accept("r1", "r2", "r3")
-    await mirror("read_arrivals", 0, 2)
-    await scene.place("g", "r1")
-    await mirror.expire_lease(PLANNER_ROLE)
-    scene.planner = await mirror("acquire_lease", PLANNER_ROLE, "p2", TTL_S, "host:2")
-    assert [request.key.request_id for request in await mirror("read_unplaced", "", 100)] == ["r2", "r3"]
-    assert await scene.place("g", "r2", "r3") == [DONE, DONE]
-    assert await mirror("read_arrivals", 0, 10) == []
-    assert [request.key.request_id for request in await mirror("waiting", "g", 0, 10)] == ["r1", "r2", "r3"]

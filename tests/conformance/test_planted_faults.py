@@ -38,11 +38,6 @@ class Fault:
 
 FAULTS = (
     Fault(
-        "complete does not check the attempt",
-        "if owns(record, id, incarnation, attempt) then\n      local progress",
-        "if owns(record, id, incarnation, record and record.attempt) then\n      local progress",
-    ),
-    Fault(
         "pull does not check the lease",
         "if not lease_holds(prefix, incarnation, token) or redis.call('HGET', prefix .. ':registered', instance) ~= incarnation then\n"
         "    return LEASE_LOST\n  end\n  local list",
@@ -100,7 +95,6 @@ def _run(url: str, library: str, label: str) -> None:
         settings=settings(
             max_examples=EXAMPLES_MAX,
             stateful_step_count=STEPS,
-            deadline=None,
             database=None,
             derandomize=True,
             phases=[Phase.generate],

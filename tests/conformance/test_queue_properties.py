@@ -15,7 +15,7 @@ from .property_world import BOUNDS
 from .subjects import MemorySubject, RedisSubject, Subject
 
 STEPS = 40
-EXAMPLES = {"memory": 80, "valkey": 20, "valkey mirrored": 20}
+EXAMPLES = {"memory": 80, "valkey mirrored": 20}
 
 
 @pytest.mark.parametrize("how", list(EXAMPLES))
@@ -32,7 +32,6 @@ def test_any_history_keeps_the_invariants(how: str, servers: Servers) -> None:
         settings=settings(
             max_examples=EXAMPLES[how],
             stateful_step_count=STEPS,
-            deadline=None,
             database=None,
             phases=[Phase.generate, Phase.shrink],
             suppress_health_check=list(HealthCheck),

@@ -27,7 +27,7 @@ from .scenario import TTL_S, acceptance, completion, emission, key_of, placement
 
 WORKERS = 8
 ACKNOWLEDGED_BEFORE_THE_KILL = 300
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 ONE = PullBudget(requests_max=1, kv_tokens=1_000, output_reserve_tokens=1)
 STAGES = ("accepted", "placed", "pulled", "emitted", "completed")
 

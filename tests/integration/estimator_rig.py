@@ -36,7 +36,7 @@ from qlm_queue.values import (
     RequestPlacement,
 )
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LEASE_S = 600.0
 MODELS = ("chat", "big")
 A100 = InstanceFacts(

@@ -46,7 +46,7 @@ MODEL = "mistral-7b"
 INSTANCE = "a100-0"
 CONTEXT_TOKENS_MAX = 4096
 LEASE_S = 60.0
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """How long a test waits for what must happen."""
 
 

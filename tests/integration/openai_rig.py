@@ -15,7 +15,7 @@ from qlm_core.vocabulary.model import ModelSpec
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL, OTHER_MODEL, text_prompt
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PATIENT = {"call_timeout_s": 20.0, "first_token_timeout_s": 20.0, "stall_timeout_s": 20.0, "poll_s": 0.2, "tell_every_s": 0.001}
 
 

@@ -102,7 +102,7 @@ async def test_a_full_server_without_a_version_is_used(server: EmbeddedServer) -
         await first.stop()
 
 
-@pytest.mark.parametrize("service", ["gateway", "planner", "estimator", "agent"])
+@pytest.mark.parametrize("service", ["gateway", "planner", "agent"])
 async def test_every_service_ends_with_the_sentence(server: EmbeddedServer, service: str) -> None:
     async with redis.Redis.from_url(server.url) as client:
         await client.set(KEY, 9_999)

@@ -25,7 +25,7 @@ from qlm_queue.values import Acceptance
 
 from .estimator_rig import A100, Rig
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 POLL_S = 0.02
 LEASE_S = 2.0
 RENEW_S = 0.25

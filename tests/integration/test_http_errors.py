@@ -218,7 +218,7 @@ async def test_hostile_calls_are_answered_or_refused_and_the_gateway_serves_on(r
         finally:
             connection.close()
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(st.sampled_from(["/v1/chat/completions", "/v1/completions"]), BODIES)
     def hammer(path: str, fields: dict[str, object]) -> None:
         status, answer = answered("POST", path, json.dumps({**CHAT, "prompt": "x", **fields}).encode(), {})
@@ -226,7 +226,7 @@ async def test_hostile_calls_are_answered_or_refused_and_the_gateway_serves_on(r
         if status == 400:
             assert json.loads(answer)["error"]["type"] == "invalid_request_error"
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(st.sampled_from(["GET", "DELETE"]), st.text(min_size=1, max_size=200))
     def name(method: str, request_id: str) -> None:
         status, answer = answered(method, f"/v1/requests/{quote(request_id, safe='', errors='ignore')}", b"", {})

@@ -226,7 +226,7 @@ async def test_control_and_the_status_of_all_are_for_operators(door: Door) -> No
 
 async def known(client: qlm.AsyncClient) -> None:
     """Waits until the gateway has read the client's key."""
-    async with asyncio.timeout(REVOKED_WITHIN_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await client.models()

@@ -17,7 +17,7 @@ from wire import Wire
 
 TTL_S = 3.0
 RENEW_S = 1.0
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class NotingQueue(RedisQueue):

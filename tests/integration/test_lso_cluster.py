@@ -1,4 +1,5 @@
-"""An urgent request on an engine full of long work, through real processes: it is in time, and no output suffers (QLM section 5)."""
+"""An urgent request on an engine full of long work, through real processes: it goes before all of it, others are evicted, and no output
+suffers (QLM section 5)."""
 
 from __future__ import annotations
 
@@ -28,38 +29,30 @@ URGENT_TOKENS = 100
 URGENT_SLO_S = 5.0
 PATIENCE_S = 120.0
 
-HOST_KV = {"evicted": "0", "offloaded": "16"}
-"""GB of host memory for KV: without any, who makes room is evicted."""
-
-
-@pytest.fixture(params=sorted(HOST_KV), scope="module")
-def way(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
-
 
 @pytest.fixture(scope="module")
-def cluster(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """Without host memory for KV, so that who makes room is evicted."""
     settings = {
         "agents": f"[{{name: gpu, gpu: A100-80GB, batch_max: {BATCH}}}]",
         "agent.simulated.time_scale": "4",
-        "agent.simulated.host_kv_gb": HOST_KV[way],
+        "agent.simulated.host_kv_gb": "0",
     }
-    with RunningCluster(tmp_path_factory.mktemp(way) / "state", settings) as cluster:
+    with RunningCluster(tmp_path_factory.mktemp("eviction") / "state", settings) as cluster:
         yield cluster
 
 
 class Request:
     """One streamed request."""
 
-    def __init__(self, client: qlm.AsyncClient, model: str, number: int, output_tokens: int, slo_s: float, seed: int | None = None) -> None:
+    def __init__(self, client: qlm.AsyncClient, model: str, number: int, output_tokens: int, slo_s: float) -> None:
         self.prompt = [number, 17, LENGTH_TOKEN_BASE + output_tokens]
         self.model = model
         self.output_tokens = output_tokens
         self.tokens: list[int] = []
         self.logprobs: list[qlm.TokenLogprobs] = []
         self.top = TOP if number % 2 else None
-        self._stream = client.generate(model, self.prompt, slo_s=slo_s, logprobs=self.top, seed=seed)
+        self._stream = client.generate(model, self.prompt, slo_s=slo_s, logprobs=self.top)
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> qlm.Result:
@@ -93,9 +86,9 @@ class Request:
         return list(logprobs_value(Result.FromString(answer.records(0, self.output_tokens)).logprobs))
 
 
-async def full_engine(client: qlm.AsyncClient, count: int, seed: int | None = None) -> list[Request]:
-    """Long requests with an hour of time, of which a batch runs. With a seed they are continued here or nowhere."""
-    long = [Request(client, MODEL, number, LONG_TOKENS, 3_600.0, seed) for number in range(count)]
+async def full_engine(client: qlm.AsyncClient, count: int) -> list[Request]:
+    """Long requests with an hour of time, of which a batch runs."""
+    long = [Request(client, MODEL, number, LONG_TOKENS, 3_600.0) for number in range(count)]
     async with asyncio.timeout(PATIENCE_S):
         while sum(bool(request.tokens) for request in long) < BATCH:
             await asyncio.sleep(0.02)
@@ -111,25 +104,19 @@ async def ends(*requests: Request) -> list[qlm.Result]:
     return results
 
 
-def took_s(result: qlm.Result) -> float:
-    return result.timing.finished_s - result.timing.accepted_s
-
-
-async def test_of_the_same_model(cluster: RunningCluster, way: str) -> None:
+async def test_of_the_same_model(cluster: RunningCluster) -> None:
     async with qlm.AsyncClient(cluster.address) as client:
         long = await full_engine(client, BATCH + 4)
-        (result,) = await ends(Request(client, MODEL, 100, URGENT_TOKENS, URGENT_SLO_S))
+        await ends(Request(client, MODEL, 100, URGENT_TOKENS, URGENT_SLO_S))
         assert not any(request.task.done() for request in long), "nobody ended and made room"
-        assert took_s(result) < URGENT_SLO_S
         results = await ends(*long)
-        assert sum(each.attempts - 1 for each in results) == (1 if way == "evicted" else 0)
+        assert sum(each.attempts - 1 for each in results) == 1
 
 
-async def test_of_another_model(cluster: RunningCluster, way: str) -> None:
+async def test_of_another_model(cluster: RunningCluster) -> None:
     async with qlm.AsyncClient(cluster.address) as client:
-        long = await full_engine(client, BATCH, seed=1 if way == "offloaded" else None)
-        (result,) = await ends(Request(client, OTHER_MODEL, 100, URGENT_TOKENS, URGENT_SLO_S))
+        long = await full_engine(client, BATCH)
+        await ends(Request(client, OTHER_MODEL, 100, URGENT_TOKENS, URGENT_SLO_S))
         assert not any(request.task.done() for request in long)
-        assert took_s(result) < URGENT_SLO_S
         results = await ends(*long)
-        assert {each.attempts for each in results} == {2 if way == "evicted" else 1}
+        assert {each.attempts for each in results} == {2}

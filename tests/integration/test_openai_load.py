@@ -17,7 +17,7 @@ from qlm_core.vocabulary.model import ModelSpec
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL, text_prompt
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 KV_TOKENS = 100 * 32
 

@@ -32,7 +32,7 @@ from qlm_agent.engines.port import (
 from qlm_core.vocabulary.chat import ChatPrompt
 from qlm_core.vocabulary.model import ModelSpec
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class OddServer:

@@ -17,7 +17,7 @@ from qlm_core.vocabulary.model import ModelSpec
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Site:

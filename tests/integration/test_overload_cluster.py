@@ -1,16 +1,13 @@
-"""More than the instances serve in time, through real processes (QLM A.3): refused at admission, shed, and advice to add instances."""
+"""More than the instances serve in time, through real processes (QLM A.3): shed, and advice to add instances."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 import qlm
-from qlm.errors import QueueFull
 from qlm_cli.root import root
 from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE
 from running_cluster import RunningCluster, wait_until
@@ -25,54 +22,18 @@ SHED_FROM = 120
 SHED_MORE = 2
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Callable[[str], RunningCluster]:
-    """A cluster of one small instance with a fallback; to be entered."""
-
-    def make(overload: str) -> RunningCluster:
-        settings = {
-            "agents": f"[{{name: gpu, gpu: A100-80GB, batch_max: {BATCH}}}]",
-            "agent.simulated.time_scale": "4",
-            "planner.overload": overload,
-            "planner.advice_every_s": "0.5",
-        }
-        return RunningCluster(tmp_path / "state", settings)
-
-    return make
-
-
 def submit(client: qlm.Client, number: int, **options: float) -> qlm.Accepted:
     return client.submit(MODEL, [number, 17, LENGTH_TOKEN_BASE + OUTPUT_TOKENS], request_id=f"r{number}", **options)  # type: ignore[arg-type]
 
 
-def test_what_would_be_late_is_refused_before_it_is_accepted(start: Callable[[str], RunningCluster]) -> None:
-    with start("refuse") as cluster, qlm.Client(cluster.address) as client:
-        wait_until(lambda: all(model.instances for model in client.models()), PATIENCE_S, "the gateway sees the instance")
-        accepted: list[int] = []
-        refusal: QueueFull | None = None
-        for number in range(REQUESTS_MAX):
-            try:
-                submit(client, number, slo_s=SLO_S)
-            except QueueFull as error:
-                refusal = error
-                break
-            accepted.append(number)
-        assert refusal is not None, "all of this is not served in time"
-        assert refusal.reason == "WOULD_BE_LATE"
-        assert refusal.retry_after_s is not None
-        assert refusal.retry_after_s > 0.0
-        assert len(accepted) >= BATCH
-        # What is in is in: the same id again is the same request. What has more time, or no deadline, comes in.
-        assert client.submit(
-            MODEL, [accepted[-1], 17, LENGTH_TOKEN_BASE + OUTPUT_TOKENS], request_id=f"r{accepted[-1]}", slo_s=SLO_S
-        ).duplicate
-        submit(client, REQUESTS_MAX + 1, slo_s=3600.0)
-        client.submit(MODEL, [1, 2, LENGTH_TOKEN_BASE + 10], slo=qlm.Slo.priority_of(5), request_id="band")
-        assert client.status().live >= len(accepted)
-
-
-def test_what_would_be_late_is_shed_and_instances_are_advised(start: Callable[[str], RunningCluster]) -> None:
-    with start("shed") as cluster, qlm.Client(cluster.address) as client:
+def test_what_would_be_late_is_shed_and_instances_are_advised(tmp_path: Path) -> None:
+    settings = {
+        "agents": f"[{{name: gpu, gpu: A100-80GB, batch_max: {BATCH}}}]",
+        "agent.simulated.time_scale": "4",
+        "planner.overload": "shed",
+        "planner.advice_every_s": "0.5",
+    }
+    with RunningCluster(tmp_path / "state", settings) as cluster, qlm.Client(cluster.address) as client:
         numbers = itertools.count()
         for number in itertools.islice(numbers, SHED_FROM):
             submit(client, number, slo_s=SLO_S)

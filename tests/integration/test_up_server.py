@@ -19,7 +19,7 @@ from qlm_process.settings import QueueSettings
 from qlm_queue.embedded import allocator
 from qlm_queue.embedded.server import EmbeddedServer
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SETTINGS = UpSection(restart_backoff_s=0.05, restart_backoff_max_s=0.2, restarts_max=100)
 
 

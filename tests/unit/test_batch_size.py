@@ -148,7 +148,7 @@ def test_sizes_differ_by_a_quarter(batch_max: int) -> None:
     slowdown=st.floats(0.01, 100.0),
     share=st.floats(0.001, 1.0),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_size_is_always_one_that_the_engine_allows(
     slos_s: list[float],
     rate: float,

@@ -41,7 +41,7 @@ class Nobody:
         raise AssertionError("nothing is cancelled")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(content=st.lists(PART | st.binary(max_size=6), max_size=30).map(b"".join))
 def test_whatever_a_file_holds_is_counted_or_reported(content: bytes) -> None:
     total, errors = check_file(BytesIO(content), "/v1/completions", HttpSettings(), 10, ["m"])

@@ -276,7 +276,7 @@ class Streams:
 OPERATIONS = sorted(name for name in vars(Streams) if name.startswith("op_"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(script=st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 7)), min_size=80, max_size=160))
 def test_every_reader_is_given_the_output_exactly_and_in_order(script: list[tuple[str, int]]) -> None:
     streams = Streams()

@@ -79,7 +79,7 @@ def pieces(text: ExactText, ids: list[int], cuts: list[int], start: int = 0) -> 
     return "".join(parts) + detokenizer.flush()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(content=st.text(max_size=60), cuts=st.lists(st.integers(0, 200), max_size=40))
 def test_parts_joined_are_the_whole(tokenizer_path: Path, content: str, cuts: list[int]) -> None:
     text = ExactText(str(tokenizer_path), "")
@@ -107,7 +107,7 @@ async def test_others_have_their_turn_while_a_long_output_is_decoded(tokenizer_p
     assert turns >= tokens // PIECE_TOKENS if tokens > PIECE_TOKENS else turns == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(content=st.text(alphabet="aé😀\u0301", max_size=12), start=st.integers(0, 40))
 def test_a_stream_that_is_taken_up_elsewhere_goes_on_in_the_middle_of_a_character(tokenizer_path: Path, content: str, start: int) -> None:
     text = ExactText(str(tokenizer_path), "")
@@ -119,7 +119,7 @@ def test_a_stream_that_is_taken_up_elsewhere_goes_on_in_the_middle_of_a_characte
     assert given_ + pieces(text, ids, list(range(len(ids))), start) == text.decode(ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(words=st.lists(st.sampled_from(["the", "fox", "dog", "over"]), min_size=1, max_size=12), start=st.integers(0, 30))
 def test_blanks_are_neither_lost_nor_added(metaspace_path: Path, words: list[str], start: int) -> None:
     text = ExactText(str(metaspace_path), "")
@@ -131,7 +131,7 @@ def test_blanks_are_neither_lost_nor_added(metaspace_path: Path, words: list[str
     assert "".join(first.feed([token]) for token in ids[:start]) + pieces(text, ids, list(range(99)), start) == " ".join(words)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @example(content="😀aaaaa漢漢漢漢😀😀😀", cuts=[33], start=33)
 @given(content=st.text(alphabet="a 漢é😀", max_size=24), cuts=st.lists(st.integers(0, 60), max_size=20), start=st.integers(0, 60))
 def test_characters_of_a_token_a_byte_are_whole_however_many_stand_in_a_row(
@@ -168,7 +168,7 @@ def test_bytes_that_are_no_characters_are_given_as_they_come_at_a_bounded_cost(
     assert detokenizer.feed([*ids, *(text.encode_text(" the fox", control_tokens=False) or ())]).endswith("fox")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(content=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=40))
 def test_any_bytes_are_the_same_in_parts(tokenizer_path: Path, content: bytes, cuts: list[int]) -> None:
     text = ExactText(str(tokenizer_path), "")

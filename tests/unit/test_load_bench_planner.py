@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.__main__ import main
-from benchmarks.planner import exactness, gaps, live, rivals
+from benchmarks.planner import exactness, gaps, rivals
 from benchmarks.planner.figures import BY_KEY
 from benchmarks.planner.generator import Shape, drawn
 from benchmarks.planner.live import p99
-from benchmarks.planner.live_queue import Size
 from benchmarks.planner.parts import Plan
 from benchmarks.planner.snapshots import GROUP_REQUESTS, snapshots
 from click.testing import CliRunner
@@ -92,19 +91,6 @@ def test_a_percentile_is_of_the_nearest_rank() -> None:
     assert p99([*range(100, 0, -1)]) == 99
     assert p99([3.0, 1.0, 2.0]) == 3.0
     assert p99([7.0]) == 7.0
-
-
-@pytest.mark.timeout(300)
-def test_the_live_part_measures_the_size_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real planner, solver and server; few groups, all of them in one virtual queue."""
-    monkeypatch.setattr(live, "ONE_QUEUE", Size(instances=1, groups=700, requests=1_400))
-    said: list[str] = []
-    found = live.measure(Plan(traces=None, seed=1, scale=0.05, processes=0, say=said.append, only=("replan_1x10000_ms",)))
-    assert found.values.keys() == {"replan_1x10000_ms"}
-    details = found.details["replan_1x10000_ms"]
-    assert details["caught_up_s"] > 0.0  # type: ignore[index]
-    assert 0.0 < details["min"] <= details["max"]  # type: ignore[index]
-    assert len([line for line in said if line.startswith("filling")]) == 1
 
 
 def test_a_wrong_key_is_wrong_use() -> None:

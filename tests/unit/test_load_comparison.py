@@ -31,6 +31,8 @@ from qlm_sim.cluster import Cluster
 from qlm_sim.from_config import describe
 from qlm_sim.requests import message
 
+pytestmark = pytest.mark.xdist_group("comparison")  # one worker, which simulates each run once
+
 SMALL = ("--requests", "60", "--seed", "2")
 
 
@@ -123,10 +125,6 @@ def test_simulated_clients_say_what_live_ones_say_and_a_run_is_the_same_again(mo
     assert len(sent) == 60
     assert all(each.HasField("temperature") and each.temperature == 0.0 and not each.HasField("seed") for each in sent)
     assert simulated() == first
-
-
-def test_first_come_first_served_swaps_more() -> None:
-    assert simulated("--policy", "fcfs").swaps > simulated().swaps
 
 
 def test_a_killed_agent_delays_what_it_would_have_served() -> None:

@@ -84,7 +84,7 @@ ROWS = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROWS, min_size=1, max_size=3, unique_by=lambda row: (row.instance, row.model)))
 def test_whatever_was_learned_comes_back_exactly(rows: list[HardwareProfile]) -> None:
     """Names that YAML could take for something else, and numbers to their last bit."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,15 @@ from qlm_core.vocabulary.chat import ChatPrompt
 from qlm_core.vocabulary.errors import InvalidRequest
 from qlm_process.text.prompt_encoding import PromptEncoder
 
-transformers = pytest.importorskip("transformers") if "CI" not in os.environ else __import__("transformers")
-
 CHATS = int(os.environ.get("QLM_TEST_CHATS", "10"))
 """Of each template and tokenizer."""
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    """Imported by the worker that needs it: that takes seconds."""
+    return pytest.importorskip("transformers") if "CI" not in os.environ else import_module("transformers")
+
 
 WORDS = [
     "the fox", " dog", "\n", "\n\n", "    ", "é", "😀", "100% sure", "<b>&amp;'\"", "{{ 7 * 7 }}", "{% if %}", "<", "|", "[", "im_end", ">",
@@ -89,11 +96,10 @@ def actual(encoder: PromptEncoder, chat: ChatPrompt) -> list[int] | None:
         return None
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize("shape", TEMPLATES)
+@pytest.mark.parametrize(("shape", "kind"), list(zip(TEMPLATES, cycle(TOKENIZERS), strict=False)))
 @pytest.mark.parametrize("controls", [False, True], ids=["text", "control tokens allowed"])
 def test_tokens_are_those_of_transformers(
-    tmp_path: Path, kind: str, shape: str, controls: bool, record_property: Callable[[str, object], None]
+    transformers: Any, tmp_path: Path, kind: str, shape: str, controls: bool, record_property: Callable[[str, object], None]
 ) -> None:
     encoder = PromptEncoder(write_model(tmp_path, kind, TEMPLATES[shape]))
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
@@ -108,7 +114,7 @@ def test_tokens_are_those_of_transformers(
     record_property("shape", shape)
 
 
-def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> None:
+def test_the_template_for_tools_is_taken_where_there_are_tools(transformers: Any, tmp_path: Path) -> None:
     named = [{"name": "default", "template": TEMPLATES["chatml"]}, {"name": "tool_use", "template": TEMPLATES["qwen with tools"]}]
     encoder = PromptEncoder(write_model(tmp_path, "bytes", named))
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
@@ -118,7 +124,7 @@ def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_text_prompts_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+def test_text_prompts_are_those_of_transformers(transformers: Any, tmp_path: Path, kind: str) -> None:
     encoder = PromptEncoder(write_model(tmp_path, kind, TEMPLATES["chatml"]))
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     for seed in range(200):

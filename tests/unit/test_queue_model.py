@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from predicted_times import GroupTime, group_times
@@ -59,7 +59,6 @@ def _views(made: list[tuple[list[tuple[str, int, int]], str, int]]) -> list[Queu
     ]
 
 
-@settings(deadline=None)
 @given(queues)
 def test_many_queues_are_each_as_alone(made: list[tuple[list[tuple[str, int, int]], str, int]]) -> None:
     views = _views(made)

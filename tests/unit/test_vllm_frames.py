@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm_agent.engines.vllm.process.frames import FRAME_BYTES_MAX, BrokenFrame, Frame, FrameReader
@@ -15,7 +15,6 @@ HEADS = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(frames=st.lists(st.tuples(HEADS, st.binary(max_size=50)), max_size=5), size=st.integers(1, 40))
 def test_frames_come_back_however_the_bytes_are_cut(frames: list[tuple[dict[str, object], bytes]], size: int) -> None:
     data = b"".join(Frame(head, body).encoded() for head, body in frames)

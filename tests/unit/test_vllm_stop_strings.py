@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm_agent.delivery.stop_strings import TokenStops
@@ -53,7 +53,6 @@ def test_incomplete_characters_are_held_back() -> None:
     assert strings.feed([2, 3, 4]) == ([1, 2, 3, 4], False)
 
 
-@settings(deadline=None)
 @given(
     tokens=st.lists(st.integers(0, len(PIECES) - 1), max_size=12),
     stop=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),

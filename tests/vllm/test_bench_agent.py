@@ -35,7 +35,7 @@ def test_a_quick_run(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyP
 
 @pytest.mark.timeout(300)
 def test_waits_on_a_cluster_whose_row_was_measured_as_it_serves(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sim_*` start from the same row; what they do then `tests/acceptance/test_bench_agent.py` runs on the simulated engine."""
+    """`sim_*` start from the same row."""
     monkeypatch.setattr("qlm_agent.engines.vllm.engine.Template", lambda *arguments: QuickTemplate())
     monkeypatch.setattr(measured_cluster, "PROFILE_LIMIT_LEAST_S", 8.0)
     monkeypatch.setattr(measured_cluster, "SERVING_LOAD_LEAST_S", 6.0)

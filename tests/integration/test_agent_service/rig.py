@@ -36,7 +36,7 @@ from qlm_queue.values import (
     TerminalRecord,
 )
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 QUEUE = "test"
 GATEWAY = "gateway-0"
 VOCABULARY = 32_000

@@ -1,4 +1,4 @@
-"""The real command: ready line, health, metrics, SIGTERM, wrong settings."""
+"""The real command: ready line, health, metrics, SIGTERM."""
 
 from __future__ import annotations
 
@@ -165,13 +165,3 @@ async def test_a_killed_process_leaves_its_runs_to_the_planner(rig: Rig, tmp_pat
     again.terminate()
     await again.communicate()
     assert again.returncode == 0
-
-
-async def test_wrong_settings_stop_it_with_their_name(rig: Rig, tmp_path: Path) -> None:
-    path = tmp_path / "qlm.yaml"
-    write_config(path, rig.url)
-    process = await start(path, "--set", "agent.gpu=TPU")
-    output, _ = await process.communicate()
-    assert process.returncode == 2
-    assert b"TPU" in output
-    assert b"Traceback" not in output

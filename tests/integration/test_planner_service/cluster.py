@@ -1,12 +1,9 @@
-"""A real server, planner shells in this process and as processes, and agents that only pull and complete."""
+"""A real server, planner shells in this process, and agents that only pull and complete."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -31,9 +28,11 @@ from qlm_queue.overview import Overview
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Acceptance, Completion, Emission, Lease, PullBudget, Pulled
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 POLL_S = 0.02
-LEASE_S = 1.0
+LEASE_S = 5.0
+"""None is lost where others use the cores."""
+SHORT_LEASE_S = 1.0
 RENEW_S = 0.25
 MODELS = ("mistral-7b", "mistral-7b-code", "vicuna-13b")
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -56,10 +55,10 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, deadline_s:
         await asyncio.sleep(POLL_S)
 
 
-def config_of(url: str, folder: Path) -> Path:
+def config_of(url: str, folder: Path, lease_s: float) -> Path:
     """The file that planner processes are started with."""
     path = folder / "qlm.yaml"
-    queue = {"name": "test", "url": url, "lease_ttl_s": LEASE_S, "lease_renew_s": RENEW_S}
+    queue = {"name": "test", "url": url, "lease_ttl_s": lease_s, "lease_renew_s": RENEW_S}
     path.write_text(yaml.safe_dump({**CONFIG, "queue": queue}), encoding="utf-8")
     return path
 
@@ -71,13 +70,14 @@ class Cluster:
     url: str
     folder: Path
     queue: RedisQueue
+    lease_s: float = LEASE_S
     spans: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
     metrics: PlannerMetrics = field(default_factory=PlannerMetrics)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _agents: dict[str, tuple[str, Lease]] = field(default_factory=dict)
 
     def config(self, **planner: object) -> PlannerConfig:
-        config = load_config(PlannerConfig, str(config_of(self.url, self.folder)), environment={})
+        config = load_config(PlannerConfig, str(config_of(self.url, self.folder, self.lease_s)), environment={})
         return config.model_copy(update={"planner": PlannerSettings(**planner)})
 
     @asynccontextmanager
@@ -98,18 +98,6 @@ class Cluster:
             await asyncio.wait_for(running, DEADLINE_S)
             provider.shutdown()
 
-    async def process(self, name: str) -> asyncio.subprocess.Process:
-        """`python -m qlm_planner` as it is run in production."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("QLM_")}
-        log = (self.folder / f"{name}.log").open("wb")
-        try:
-            return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "qlm_planner", "--config", str(config_of(self.url, self.folder)), "--name", name,
-                stdout=log, stderr=log, env=environment,
-            )  # fmt: skip
-        finally:
-            log.close()
-
     # Agents and clients -----------------------------------------------------------------------------------------------
 
     async def join(self, name: str, gpu: str = "A100-80GB", models: Sequence[str] = MODELS, ttl_s: float = 3600.0) -> str:
@@ -121,8 +109,8 @@ class Cluster:
     @asynccontextmanager
     async def agent(self, name: str) -> AsyncIterator[str]:
         """An agent whose lease is as short as the planner's, and renewed for as long as the server answers in time."""
-        incarnation = await self.join(name, ttl_s=LEASE_S)
-        keeper = LeaseKeeper(self.queue, self._agents[name][1], ttl_s=LEASE_S, renew_s=RENEW_S)
+        incarnation = await self.join(name, ttl_s=self.lease_s)
+        keeper = LeaseKeeper(self.queue, self._agents[name][1], ttl_s=self.lease_s, renew_s=RENEW_S)
         await keeper.start()
         try:
             yield incarnation
@@ -207,7 +195,3 @@ class Cluster:
 
     async def overview(self) -> Overview:
         return await self.queue.overview()
-
-
-def kill(process: asyncio.subprocess.Process) -> None:
-    process.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Planners that are killed, stand by and take over; a server that goes away."""
+"""A leader that loses its lease, is overloaded or loses its server; `test_failover_roles` kills, pauses and stops planners."""
 
 from __future__ import annotations
 
@@ -19,74 +19,7 @@ from qlm_planner.shell.process import PlannerShell
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE
 
-from .cluster import RENEW_S, Cluster, kill, until
-
-
-async def test_a_killed_planner_is_replaced_and_nothing_is_lost(cluster: Cluster) -> None:
-    await cluster.join("a")
-    await cluster.join("b", "H100-80GB")
-    first = await cluster.process("planner-0")
-    second = None
-    try:
-        keys = await cluster.submit("mistral-7b", count=200)
-        await until(cluster.all_placed, "the first planner places")
-        leader = await cluster.queue.leader_address(PLANNER_ROLE)
-        # Killed while more arrive, read by it or not.
-        submitting = asyncio.create_task(cluster.submit("vicuna-13b", count=300))
-        await asyncio.sleep(0)
-        kill(first)
-        await first.wait()
-        keys += await submitting
-        second = await cluster.process("planner-1")
-        await until(cluster.all_placed, "the second planner takes over and places the rest")
-        assert await cluster.queue.leader_address(PLANNER_ROLE) not in ("", leader)
-        groups = (await cluster.overview()).groups
-        assert {group_id.partition("-")[0] for group_id in groups} <= {"g1", "g2"}
-        assert await cluster.serve("a") + await cluster.serve("b") == 500
-        assert await cluster.ended(keys)
-    finally:
-        for process in (first, second):
-            if process is not None and process.returncode is None:
-                process.terminate()
-                assert await asyncio.wait_for(process.wait(), 20) == 0
-
-
-async def test_a_standby_refuses_and_takes_over(cluster: Cluster) -> None:
-    await cluster.join("a")
-    leader = await cluster.process("planner-0")
-    try:
-        await cluster.submit("mistral-7b", count=10)
-        await until(cluster.all_placed, "placed by the leader")
-        address = await cluster.queue.leader_address(PLANNER_ROLE)
-        async with cluster.planner() as shell, grpc.aio.insecure_channel(shell.address) as channel:
-            stub = planner_pb2_grpc.PlannerStub(channel)
-            with pytest.raises(grpc.RpcError) as refusal:
-                await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=30)
-            error = from_rpc_error(refusal.value)
-            assert isinstance(error, PreconditionFailed)
-            assert error.reason == "NOT_LEADER"
-            assert error.details["leader"] == address
-            kill(leader)
-            await leader.wait()
-            await cluster.submit("mistral-7b", count=10)
-            await until(cluster.all_placed, "placed by the standby")
-            plan = await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=30)
-            assert sum(group.waiting for queue in plan.queues for group in queue.groups) == 20
-    finally:
-        if leader.returncode is None:
-            leader.kill()
-            await leader.wait()
-
-
-async def test_a_stopped_planner_gives_its_lease_back(cluster: Cluster) -> None:
-    async with cluster.planner() as shell:
-
-        async def leads() -> bool:
-            return shell.term is not None
-
-        await until(leads, "it leads")
-        assert await cluster.queue.leader_address(PLANNER_ROLE) == shell.address
-    assert await cluster.queue.leader_address(PLANNER_ROLE) == ""
+from .cluster import DEADLINE_S, RENEW_S, SHORT_LEASE_S, Cluster, until
 
 
 async def refused(call: Awaitable[object]) -> PreconditionFailed:
@@ -157,7 +90,7 @@ async def test_a_replan_that_is_asked_for_as_the_lease_ends_is_answered(cluster:
             await asyncio.sleep(0)
             await cluster.queue.release_lease(term._keeper.lease)
             with pytest.raises(LeaseLost):
-                await asyncio.wait_for(asked, 20)
+                await asyncio.wait_for(asked, DEADLINE_S)
 
 
 async def test_what_comes_from_outside_is_refused_when_too_much_waits(cluster: Cluster) -> None:
@@ -170,7 +103,7 @@ async def test_what_comes_from_outside_is_refused_when_too_much_waits(cluster: C
                 _tell_much(term)
             with pytest.raises(Unavailable, match="overloaded"):
                 await term.replan()
-        assert (await asyncio.wait_for(term.replan(), 20))[1] == 0
+        assert (await asyncio.wait_for(term.replan(), DEADLINE_S))[1] == 0
         await cluster.submit("mistral-7b", count=10)
         await until(cluster.all_placed, "placed")
 
@@ -204,12 +137,13 @@ async def test_profiles_that_cannot_be_read_leave_the_last_ones(cluster: Cluster
 
 async def test_the_server_goes_away_and_comes_back(cluster: Cluster, server: EmbeddedServer) -> None:
     """The planner survives it (as a new leader where its lease ended) and goes on where it was."""
+    cluster.lease_s = SHORT_LEASE_S
     await cluster.join("a")
     async with cluster.planner() as shell:
         await cluster.submit("mistral-7b", count=20)
         await until(cluster.all_placed, "placed")
         await server.stop()
-        await asyncio.sleep(1.5)  # longer than a lease
+        await asyncio.sleep(1.5 * SHORT_LEASE_S)
         await server.start()
 
         async def again() -> bool:

@@ -306,4 +306,4 @@ class AnyEvents(RuleBasedStateMachine):
 
 
 TestAnyEvents = AnyEvents.TestCase
-TestAnyEvents.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAnyEvents.settings = settings(max_examples=60, stateful_step_count=60)

@@ -243,7 +243,7 @@ SLOTS = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(SLOTS, min_size=1, max_size=6), st.sampled_from((2.0, 600.0)), st.sampled_from((1, 30)), st.sampled_from((0, 0, 1)),
     st.sampled_from((1, 12)),

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm_core.vocabulary.instance import UNASSIGNED, InstanceFacts
@@ -139,7 +139,6 @@ async def applied(queue: MemoryQueue, lease: Lease, chunk: ApplyChunk) -> bool:
 permutations = st.permutations(range(24))
 
 
-@settings(deadline=None)
 @given(before=permutations, after=permutations, cuts=st.tuples(*[st.integers(0, 24)] * 4), extra=st.sets(st.integers(0, 23), max_size=5))
 async def test_the_queue_becomes_what_the_board_becomes(
     before: list[int], after: list[int], cuts: tuple[int, int, int, int], extra: set[int]
@@ -165,7 +164,6 @@ async def test_the_queue_becomes_what_the_board_becomes(
     assert {name: [each for each in board.queues[name] if each not in left_out] for name in NAMES} == target
 
 
-@settings(deadline=None)
 @given(before=permutations, after=permutations, cuts=st.tuples(*[st.integers(0, 24)] * 4), ids_max=st.integers(1, 9))
 async def test_all_chunks_of_a_change_may_leave_before_the_first_is_answered(
     before: list[int], after: list[int], cuts: tuple[int, int, int, int], ids_max: int

@@ -97,7 +97,7 @@ async def check(world: World) -> None:
 
 
 @given(steps)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_invariants(history: list[tuple[object, ...]]) -> None:
     async def run() -> None:
         world = World(Policy(lease_ttl_s=LEASE_S, delta=DELTA, group_min=1))

@@ -48,7 +48,7 @@ def board_of(made: list[tuple[str, float, float, str, int]]) -> Board:
 
 
 @given(st.lists(groups, max_size=12), st.sampled_from([frozenset[str](), frozenset({GREEDY})]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_who_waited_too_long_comes_first_and_who_had_too_much_last(
     made: list[tuple[str, float, float, str, int]], above: frozenset[str]
 ) -> None:

@@ -20,8 +20,8 @@ from qlm_planner.search.packing import packed
 from qlm_planner.search.random_numbers import chance_of
 from slow_evaluator import cheapest, slow_cost, valid
 
-FEW = settings(max_examples=60, deadline=None)
-SOME = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=60)
+SOME = settings(max_examples=25)
 
 
 def holds(problem: Problem, solved: Solution) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,7 +66,9 @@ def test_the_next_place_is_taken_and_none_is_an_answer(package: Path, tmp_path: 
 
 def test_warming_up_again_takes_next_to_nothing() -> None:
     warm_up()
-    assert warm_up() < 1.0
+    began_s = time.process_time()
+    warm_up()
+    assert time.process_time() - began_s < 1.0
 
 
 def test_whole_numbers_as_weights_compile_nothing_anew() -> None:
@@ -81,7 +84,7 @@ from pathlib import Path
 from qlm_planner.search.compile_cache import alone
 with alone(Path(sys.argv[1])) as held:
     print(held, flush=True)
-    time.sleep(60.0)
+    time.sleep(600.0)
 """
 
 
@@ -102,7 +105,7 @@ def test_what_is_there_is_loaded_without_waiting_for_a_holder_that_was_stopped()
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(FOLDER)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
-        loaded = subprocess.run([sys.executable, "-c", "from qlm_planner.search import warm_up; warm_up()"], timeout=45, check=False)
+        loaded = subprocess.run([sys.executable, "-c", "from qlm_planner.search import warm_up; warm_up()"], timeout=120, check=False)
         assert other.poll() is None, "it still held the folder"
         other.kill()
     assert loaded.returncode == 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import pyomo.environ as pyo
 import pytest
 from benchmarks.planner.enumeration import enumerated
 from benchmarks.planner.generator import Shape, drawn
@@ -16,7 +14,6 @@ from hypothesis import given, settings
 
 from drawn_problems import by_hand, certain, problems
 from qlm_core.vocabulary.errors import ConfigError
-from qlm_planner.exact import backends
 from qlm_planner.exact.solver import (
     ExactError,
     NoOrders,
@@ -84,7 +81,7 @@ def test_the_objective_as_printed_ignores_deadlines() -> None:
 
 
 @given(problem=problems(groups_max=5, queues_max=2))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_least_sum_of_completions_is_that_of_all_orders(problem: Problem) -> None:
     """What runs may end late, give way, or be of a model that nobody asks for."""
     problem = replace(problem, band=np.zeros_like(problem.band))
@@ -219,13 +216,13 @@ def test_too_large_a_program_is_not_built() -> None:
 
 
 def test_a_missing_solver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "glpsol", lambda: None)
+    monkeypatch.setattr("qlm_planner.exact.backends.glpsol", lambda: None)
     with pytest.raises(SolverMissing, match="glpsol"):
         solve_exactly(small(1), Settings(solver=Solver.GLPK))
 
 
 def test_a_failing_solver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "glpsol", lambda: "/bin/false")
+    monkeypatch.setattr("qlm_planner.exact.backends.glpsol", lambda: "/bin/false")
     with pytest.raises((SolverFailed, SolverMissing)):
         solve_exactly(small(1), Settings(solver=Solver.GLPK))
 
@@ -260,9 +257,13 @@ def test_a_bound_is_never_above_the_optimum() -> None:
     assert max(told) > 1.01, "not all were solved to the end"
 
 
-@pytest.mark.parametrize("solve_with", [backends.solve_with_highs, backends.solve_with_glpk])
-def test_what_nobody_proves_in_time_is_not_called_proven(solve_with: Callable[[pyo.ConcreteModel, float, float], backends.Answer]) -> None:
+@pytest.mark.parametrize("solver", list(Solver))
+def test_what_nobody_proves_in_time_is_not_called_proven(solver: Solver) -> None:
     """A market split: how to halve the sums of several rows at once is found in no time to within a little, and proven in days."""
+    import pyomo.environ as pyo  # late: it takes a second
+
+    from qlm_planner.exact.backends import BACKENDS
+
     model, chance = pyo.ConcreteModel(), np.random.default_rng(1)
     model.x = pyo.Var(range(50), domain=pyo.Binary)
     model.off = pyo.Var(range(6), bounds=(0.0, None))
@@ -274,7 +275,7 @@ def test_what_nobody_proves_in_time_is_not_called_proven(solve_with: Callable[[p
         model.rules.add(split - half <= model.off[row])
         model.rules.add(half - split <= model.off[row])
     model.cost = pyo.Objective(expr=sum(model.off[row] for row in range(6)), sense=pyo.minimize)
-    found = solve_with(model, 1.0, 1e-6)
+    found = BACKENDS[solver](model, 1.0, 1e-6)
     assert found.status is Status.FEASIBLE
     assert found.bound < found.objective
 
@@ -329,7 +330,7 @@ def test_exact_orders_of_the_means_are_left_where_uncertainty_makes_them_dearer(
 
 
 def test_the_solver_that_was_chosen_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "glpsol", lambda: None)
+    monkeypatch.setattr("qlm_planner.exact.backends.glpsol", lambda: None)
     assert "glpsol" in answered(polished(small(5)), Choice.EXACT_GLPK).rule
     assert "glpsol" not in answered(polished(small(5)), Choice.EXACT_HIGHS).rule
 

@@ -29,7 +29,7 @@ def walked(problem: Problem, orders: Orders) -> float:
 
 
 @given(problem=problems(), seed=st.integers(0, 1_000), busy=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_walk_of_the_search_costs_the_same(problem: Problem, seed: int, busy: bool) -> None:
     """Any order, with engines that may give way."""
     chance = np.random.default_rng(seed)
