@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.evaluate.server import Replica, Served, Server, serve_on
+from benchmarks.evaluate.server import Replica, Served, Server, batch_on, serve_on
 from benchmarks.evaluate.workloads import PREDICTOR_SIGMA, Jobs
 from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.simulated.sequences import Phase
@@ -41,7 +41,7 @@ class Replicas:
     def __init__(self, profile: HardwareProfile, count: int, policy: Callable[[], EnginePolicy], seed: int) -> None:
         on = Server(profile=profile, seats=BATCH_MAX_DEFAULT, prefill_tokens=CHUNK_TOKENS, host_kv_gb=0.0)
         self._profile = profile
-        self.servers = [Replica(on, policy(), on.timing(seed, f"server-{number}").step_s) for number in range(count)]
+        self.servers = [Replica(batch_on(on, policy(), on.timing(seed, f"server-{number}").step_s)) for number in range(count)]
 
     def advance(self, until_s: float) -> None:
         for server in self.servers:

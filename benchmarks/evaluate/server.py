@@ -79,20 +79,24 @@ class Served:
         yield "total_s", self.latency_s
 
 
+def batch_on(on: Server, policy: EnginePolicy, step_s: StepDuration) -> SimulatedBatch:
+    return SimulatedBatch(
+        step_s=step_s,
+        kv_capacity_tokens=on.profile.kv_capacity_tokens,
+        batch_max=on.seats,
+        prefill_chunk_tokens=on.prefill_tokens,
+        policy=policy,
+        kv_swap_s=on.profile.kv_swap_s,
+        host_kv_tokens=round(on.host_kv_gb * 1e9 / on.profile.kv_bytes_per_token),
+    )
+
+
 class Replica:
     """A server under way. `runs`: inside it; `pending`: those without a first token; `totals`: ended runs, their prompt and their output
     tokens. `swap_wait_s`: sum over running jobs."""
 
-    def __init__(self, on: Server, policy: EnginePolicy, step_s: StepDuration) -> None:
-        self.batch = SimulatedBatch(
-            step_s=step_s,
-            kv_capacity_tokens=on.profile.kv_capacity_tokens,
-            batch_max=on.seats,
-            prefill_chunk_tokens=on.prefill_tokens,
-            policy=policy,
-            kv_swap_s=on.profile.kv_swap_s,
-            host_kv_tokens=round(on.host_kv_gb * 1e9 / on.profile.kv_bytes_per_token),
-        )
+    def __init__(self, batch: SimulatedBatch) -> None:
+        self.batch = batch
         self.runs: dict[str, RunState] = {}
         self.pending: list[RunState] = []
         self.totals = [0, 0, 0]
@@ -150,7 +154,8 @@ def serve_on(replicas: Sequence[Replica], jobs: Jobs, choose: Callable[[int, flo
 
 def serve(jobs: Jobs, on: Server, policy: str, options: Mapping[str, object] | None = None) -> Served:
     """On one server, without noise. Under `static` answers are returned when the whole batch has ended, as FasterTransformer does."""
-    served = serve_on([Replica(on, engine_policy(policy, options or {}), on.timing().expected_step_s)], jobs, lambda *_: 0)
+    batch = batch_on(on, engine_policy(policy, options or {}), on.timing().expected_step_s)
+    served = serve_on([Replica(batch)], jobs, lambda *_: 0)
     if policy != "static":
         return served
     _, members = np.unique(served.started_s, return_inverse=True)  # a batch starts at one time
