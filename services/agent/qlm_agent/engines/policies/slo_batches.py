@@ -60,17 +60,20 @@ class S3(EnginePolicy):
 
     def order(self, now_s: float, waiting: Sequences, running: Sequences) -> Sequence[str]:
         self._due_s = None
-        left = _allowed(running) - running.column("produced_tokens")
-        if not waiting or (left > 0).any():
-            soon = left[(left > 0) & np.isfinite(left)]
-            if waiting and len(soon):
-                context = int((running.column("prompt_tokens") + running.column("produced_tokens")).sum())
-                self._due_s = now_s + float(soon.min()) * self._engine.expected_step_s(len(running), context, ())
+        if not waiting:
             return ()
-        tokens = waiting.column("prompt_tokens") + _allowed(waiting)
-        shortest = np.argsort(tokens, kind="stable")[: self._batch_max]
-        fitting = int((np.cumsum(tokens[shortest]) <= self._engine.kv_capacity_tokens).sum())
-        return waiting.names(shortest[: max(1, fitting)])
+        left = _allowed(running) - running.column("produced_tokens")
+        chosen = np.zeros(0, np.intp)
+        if not (left > 0).any():
+            tokens = waiting.column("prompt_tokens") + _allowed(waiting)
+            shortest = np.argsort(tokens, kind="stable")[: self._batch_max]
+            fitting = int((np.cumsum(tokens[shortest]) <= self._engine.kv_capacity_tokens).sum())
+            chosen = shortest[: max(1, fitting)]
+            left = (_allowed(waiting) - waiting.column("produced_tokens"))[chosen]
+        soon = left[(left > 0) & np.isfinite(left)]
+        if len(soon) and len(chosen) < len(waiting):
+            self._due_s = now_s + float(soon.min()) * self._engine.expected_step_s(len(left), 0, ())
+        return waiting.names(chosen)
 
     def pause(self, now_s: float, waiting: Sequences, running: Sequences) -> Sequence[str]:
         if not waiting:
