@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.evaluate.fastserve import Plan
+from benchmarks.evaluate.pipeline_stages import pipeline
 from benchmarks.evaluate.rows import Range, Row
 from benchmarks.evaluate.static_batches import (
     Served,
@@ -357,4 +358,5 @@ PARTS: Mapping[str, Callable[[Plan], Iterator[Row]]] = {
     "reasons": reasons,
     "table_1": table_1,
     "plan_times": plan_times,
+    "pipeline": pipeline,
 }

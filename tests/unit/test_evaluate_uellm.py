@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.__main__ import main
+from benchmarks.evaluate.pipeline_stages import MeasuredMap, ordered_right
 from benchmarks.evaluate.rows import Row
 from benchmarks.evaluate.static_batches import Workload, alpaca_like, batch_s, serve_batches, serve_continuous, serve_s3
 from click.testing import CliRunner
@@ -100,6 +101,17 @@ def test_the_command_reports_each_claim_and_orders_of_the_paper_hold(tmp_path: P
 def test_a_part_of_another_paper_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["evaluate", "--paper", "uellm", "--only", "rates", "--out", str(tmp_path)])
     assert (done.exit_code, "rates: may be systems" in done.output) == (2, True)
+
+
+def test_the_part_on_a_real_model_needs_its_folder(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["evaluate", "--paper", "uellm", "--only", "pipeline", "--out", str(tmp_path)])
+    assert (done.exit_code, "PyTorch and --weights" in done.output) == (2, True)
+
+
+def test_maps_are_ordered_right_where_both_times_rise() -> None:
+    one, other = (MeasuredMap(layers=(), predicted_ms=predicted, measured_ms=measured) for predicted, measured in ((1.0, 3.0), (2.0, 4.0)))
+    assert ordered_right(one, other)
+    assert not ordered_right(one, replace(other, measured_ms=2.0))
 
 
 def test_an_order_holds_with_its_whole_interval() -> None:
