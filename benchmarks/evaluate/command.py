@@ -35,6 +35,11 @@ SEEDS = (1, 2, 3)
 )
 @click.option("--model", "models", multiple=True, type=click.Choice([*MODELS]), default=tuple(MODELS), help="Of the rates. Default: all.")
 @click.option("--only", multiple=True, help="A part of the paper's; may be repeated. Default: all.")
+@click.option(
+    "--weights",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of a real model (`qlm models add smollm2`) for uellm's part pipeline; without it that part is left out.",
+)
 @click.option("--quick", is_flag=True, help="Few and short cases: shows that all parts run; the figures mean nothing.")
 def evaluate(
     paper: str,
@@ -45,6 +50,7 @@ def evaluate(
     duration_s: float,
     models: tuple[str, ...],
     only: tuple[str, ...],
+    weights: Path | None,
     quick: bool,
 ) -> None:
     """Measure a paper's claims: claim, ours with the 95% interval, their ratio, and whether the order holds.
@@ -63,6 +69,7 @@ def evaluate(
         models=models[:1] if quick else models,
         only=only,
         say=progress.say,
+        weights=weights,
     )
     rows: list[Row] = []
     for name, part in parts.items():

@@ -49,7 +49,7 @@ ORDERED = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`duration_s`: how long jobs arrive, at least JOBS_LEAST of them."""
+    """`duration_s`: how long jobs arrive, at least JOBS_LEAST of them. `weights`: folder of a real model."""
 
     traces: Path | None
     seeds: tuple[int, ...]
@@ -57,6 +57,7 @@ class Plan:
     models: tuple[str, ...]
     only: tuple[str, ...]
     say: Callable[[str], None]
+    weights: Path | None = None
 
     def lengths(self, name: str) -> Lengths:
         return lengths(name, self.traces)

@@ -18,8 +18,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.evaluate.fastserve import Plan
-from benchmarks.evaluate.replicas import Balancer, Requests, bursty_requests, serve
+from benchmarks.evaluate.replicas import Balancer, bursty_requests, serve
 from benchmarks.evaluate.rows import Row
+from benchmarks.evaluate.workloads import Jobs
 from qlm_agent.engines.policies.memory import Larry
 from qlm_agent.engines.policies.port import EnginePolicy, Sequences, SequenceView
 from qlm_agent.engines.policies.registry import ENGINE_POLICIES
@@ -197,8 +198,8 @@ def sustained_per_s(lengths: Sequence[tuple[int, int]], profile: HardwareProfile
     """Requests a second that one server ends while all of CAPACITY_REQUESTS wait, first come first served, without start and end."""
     rows = np.array([lengths[at % len(lengths)] for at in range(CAPACITY_REQUESTS)], dtype=np.int64)
     zeros = np.zeros(CAPACITY_REQUESTS)
-    requests = Requests(arrivals_s=zeros, prompts=rows[:, 0], outputs=rows[:, 1], errors=zeros)
-    ends_s = np.sort(serve(requests, profile, servers=1, policy=ENGINE_POLICIES["fcfs"], seed=0).total_s)
+    requests = Jobs(arrived_s=zeros, prompts=rows[:, 0], outputs=rows[:, 1])
+    ends_s = np.sort(serve(requests, profile, servers=1, policy=ENGINE_POLICIES["fcfs"], seed=0).end_s)
     tenth = CAPACITY_REQUESTS // 10
     return 8 * tenth / float(ends_s[9 * tenth] - ends_s[tenth])
 

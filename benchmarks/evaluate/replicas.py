@@ -4,23 +4,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import NormalDist
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qlm_agent.engines.policies.port import QUANTILE_LEVELS, EnginePolicy
-from qlm_agent.engines.simulated.batch import SimulatedBatch
-from qlm_agent.engines.simulated.sequences import Phase, RunState
-from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
+from benchmarks.evaluate.server import Replica, Served, Server, batch_on, serve_on
+from benchmarks.evaluate.workloads import PREDICTOR_SIGMA, Jobs
+from qlm_agent.engines.policies.port import EnginePolicy
+from qlm_agent.engines.simulated.sequences import Phase
 from qlm_core.operations import balancing
 from qlm_core.operations.balancing import Servers
 from qlm_core.profiles.profile import HardwareProfile
 from qlm_core.vocabulary.instance import BATCH_MAX_DEFAULT
 
-Floats = NDArray[np.float64]
 CHUNK_TOKENS = 1_024
 """Token budget of a step (section 7)."""
 POLL_S = 0.1
@@ -28,91 +24,24 @@ POLL_S = 0.1
 GAMMA_CV = 2.0
 """Variation of inter-arrival times. Its square is the variance of counts over their mean, 4: that of the Azure conversation trace in bins
 of 10 s is 3.9."""
-PREDICTOR_SIGMA = 0.5
-"""Spread of the logarithm of predicted over true length, of the predictor that TRAIL and LTR use here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """Arrays [requests]: arrivals in seconds, tokens of prompts and answers, and the logarithm of the predictor's error."""
-
-    arrivals_s: Floats
-    prompts: NDArray[np.int64]
-    outputs: NDArray[np.int64]
-    errors: Floats
-
-
-def bursty_requests(lengths: Sequence[tuple[int, int]], count: int, rate_per_s: float, seed: int, *, cv: float = GAMMA_CV) -> Requests:
+def bursty_requests(lengths: Sequence[tuple[int, int]], count: int, rate_per_s: float, seed: int, *, cv: float = GAMMA_CV) -> Jobs:
     """`count` consecutive rows of a trace's lengths from a random one on, with Gamma inter-arrivals."""
     random = np.random.default_rng(seed)
     first = int(random.integers(len(lengths)))
     rows = np.array([lengths[(first + at) % len(lengths)] for at in range(count)], dtype=np.int64)
     gaps_s = random.gamma(1.0 / cv**2, cv**2 / rate_per_s, count)
-    return Requests(arrivals_s=np.cumsum(gaps_s), prompts=rows[:, 0], outputs=rows[:, 1], errors=random.normal(0.0, PREDICTOR_SIGMA, count))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Arrays [requests] in seconds: first token and last token after the arrival. `preemptions`: of all requests."""
-
-    first_s: Floats
-    total_s: Floats
-    prompts: NDArray[np.int64]
-    preemptions: int
-
-    def figures(self) -> dict[str, float]:
-        """The paper's metrics (section 5)."""
-        each_ms = 1e3 * self.first_s / self.prompts
-        found = {
-            f"{name}_p{level}": float(np.percentile(values, level)) for name, values in self._series(each_ms) for level in (50, 95, 99)
-        }
-        return found | {"preempted": self.preemptions / len(self.first_s)}
-
-    def _series(self, each_ms: Floats) -> Iterator[tuple[str, Floats]]:
-        yield "first_s", self.first_s
-        yield "first_ms_per_token", each_ms
-        yield "total_s", self.total_s
-
-
-@dataclass(slots=True, eq=False)
-class Server:
-    """One replica. `pending`: runs without a first token; `totals`: ended runs, their prompt and their output tokens."""
-
-    batch: SimulatedBatch
-    runs: dict[str, RunState] = field(default_factory=dict)
-    pending: list[RunState] = field(default_factory=list)
-    totals: list[int] = field(default_factory=lambda: [0, 0, 0])
-
-    def advance(self, until_s: float) -> None:
-        self.batch.advance(until_s)
-        for news in self.batch.news():
-            if news.done:
-                run = self.runs.pop(news.run_id)
-                assert news.failure is None, news.failure
-                self.totals = [total + more for total, more in zip(self.totals, (1, run.prompt_tokens, run.target_tokens), strict=True)]
-
-    def add(self, now_s: float, run: RunState) -> None:
-        self.runs[run.run_id] = run
-        self.pending.append(run)
-        self.batch.add(now_s, run)
+    return Jobs(arrived_s=np.cumsum(gaps_s), prompts=rows[:, 0], outputs=rows[:, 1], errors=random.normal(0.0, PREDICTOR_SIGMA, count))
 
 
 class Replicas:
     """`count` servers with the same profile, and a noise of each. `policy` makes the engine policy of a server."""
 
     def __init__(self, profile: HardwareProfile, count: int, policy: Callable[[], EnginePolicy], seed: int) -> None:
+        on = Server(profile=profile, seats=BATCH_MAX_DEFAULT, prefill_tokens=CHUNK_TOKENS, host_kv_gb=0.0)
         self._profile = profile
-        self.servers = [Server(self._batch(policy(), seed, number)) for number in range(count)]
-
-    def _batch(self, policy: EnginePolicy, seed: int, number: int) -> SimulatedBatch:
-        noise = InstanceNoise(seed=seed, instance=f"server-{number}", step_noise=STEP_NOISE_MIN, bias_max=0.0)
-        return SimulatedBatch(
-            step_s=StepTiming(self._profile, noise, 1.0).step_s,
-            kv_capacity_tokens=self._profile.kv_capacity_tokens,
-            batch_max=BATCH_MAX_DEFAULT,
-            prefill_chunk_tokens=CHUNK_TOKENS,
-            policy=policy,
-        )
+        self.servers = [Replica(batch_on(on, policy(), on.timing(seed, f"server-{number}").step_s)) for number in range(count)]
 
     def advance(self, until_s: float) -> None:
         for server in self.servers:
@@ -136,7 +65,7 @@ class Replicas:
             lead_s=np.zeros(len(rows)),
         )
 
-    def _row(self, server: Server) -> tuple[float, float, float, float]:
+    def _row(self, server: Replica) -> tuple[float, float, float, float]:
         server.pending = [run for run in server.pending if run.first_token_s is None]
         queued = sum(run.prefill_left_tokens for run in server.pending)
         waiting = sum(run.prompt_tokens for run in server.pending if run.phase is Phase.WAITING)
@@ -195,12 +124,8 @@ class Balancer:
         return self._columns
 
 
-DRAIN_S = 1e7
-"""Virtual seconds within which every request ends."""
-
-
 def serve(
-    requests: Requests,
+    requests: Jobs,
     profile: HardwareProfile,
     *,
     servers: int,
@@ -208,36 +133,7 @@ def serve(
     balancer: str = "round_robin",
     seed: int,
     poll_s: float = POLL_S,
-) -> Outcome:
+) -> Served:
     """Serves all requests to their end."""
     replicas = Replicas(profile, servers, policy, seed)
-    chooser = Balancer(balancer, replicas, seed, poll_s)
-    levels = PREDICTOR_SIGMA * np.array([NormalDist().inv_cdf(level) for level in QUANTILE_LEVELS])
-    runs: list[RunState] = []
-    rows = zip(requests.arrivals_s.tolist(), requests.prompts.tolist(), requests.outputs.tolist(), requests.errors.tolist(), strict=True)
-    for number, (now_s, prompt, output, error) in enumerate(rows):
-        run = _run(number, prompt, output, tuple((output * np.exp(error + levels)).tolist()))
-        server = replicas.servers[chooser.choose(number, now_s, prompt)]
-        server.advance(now_s)
-        server.add(now_s, run)
-        runs.append(run)
-    replicas.advance(DRAIN_S)
-    assert all(run.ended_s is not None for run in runs), "every request ends"
-    first, total = (np.array([getattr(run, name) for run in runs]) - requests.arrivals_s for name in ("first_token_s", "ended_s"))
-    preemptions = sum(server.batch.preemptions for server in replicas.servers)
-    return Outcome(first_s=first, total_s=total, prompts=requests.prompts, preemptions=preemptions)
-
-
-def _run(number: int, prompt: int, output: int, quantiles: tuple[float, ...]) -> RunState:
-    return RunState(
-        run_id=str(number),
-        arrival=number,
-        deadline_s=math.inf,
-        priority=0,
-        prompt_tokens=prompt,
-        produced_tokens=0,
-        target_tokens=output,
-        resumed=0,
-        reported=0,
-        quantiles=quantiles,
-    )
+    return serve_on(replicas.servers, requests, Balancer(balancer, replicas, seed, poll_s).choose)

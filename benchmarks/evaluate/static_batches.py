@@ -4,10 +4,12 @@ the batch ends (UELLM, section 4.2). All requests are there at time 0, as in the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.evaluate.server import Server, serve
+from benchmarks.evaluate.workloads import Jobs
 from qlm_core.operations.batching import Batch, BatchRequests, Floats, Ints, pack_lengths
 from qlm_core.profiles.hardware_profile import HardwareProfile
 
@@ -19,6 +21,8 @@ PROMPT_MEDIAN, PROMPT_LOG_SIGMA = 11.0, 0.6
 """Prompt tokens of Alpaca: median 11, p90 23."""
 SLO_S = (1.0, 350.0)
 """Section 5.1: "completely random"."""
+PROGRAM_SLO_S = ((220, 250), (180, 220), (150, 180), (100, 120), (90, 100))
+"""Of the authors' program, in the order of its requests."""
 CLASS_TOKENS = 102
 """Lengths are predicted in ten classes up to 1,024 tokens, as S3 does; a prediction is the upper end of its class."""
 
@@ -57,6 +61,14 @@ def alpaca_like(seed: int, count: int, accuracy: float = 0.8) -> Workload:
         output_tokens=np.maximum(1, -(-actual // CLASS_TOKENS) + off) * CLASS_TOKENS,
     )
     return Workload(requests=requests, output_tokens=actual)
+
+
+def program_slos(workload: Workload, seed: int) -> Workload:
+    """The same requests with SLOs as the authors' program draws them: whole seconds, a fifth of the requests from each range in turn."""
+    random = np.random.default_rng(seed)
+    fifth = len(workload.requests) // len(PROGRAM_SLO_S)
+    slo_s = np.concatenate([random.integers(least, most + 1, fifth) for least, most in PROGRAM_SLO_S]).astype(np.float64)
+    return replace(workload, requests=replace(workload.requests, slo_s=slo_s))
 
 
 def batch_s(profile: HardwareProfile, prompt_tokens: Ints, output_tokens: Ints) -> float:
@@ -104,21 +116,9 @@ def serve_s3(workload: Workload, profile: HardwareProfile, capacity_tokens: int,
 
 
 def serve_continuous(workload: Workload, order: Ints, profile: HardwareProfile, seats: int) -> Served:
-    """Continuous batching in `order`: a seat that a request leaves is taken at once; no padding. Steps between two ends differ only in
-    their context, which is taken at their middle."""
+    """Continuous batching in `order`, on the simulated engine: a seat that a request leaves is taken at once; no padding."""
+    prompts, outputs = workload.requests.prompt_tokens[order], workload.output_tokens[order]
+    jobs = Jobs(arrived_s=np.zeros(len(order)), prompts=prompts, outputs=outputs)
     ends_s = np.zeros(len(order))
-    prompts, left = workload.requests.prompt_tokens, workload.output_tokens.copy()
-    queue, running, now_s = list(order), np.zeros(0, dtype=np.int64), 0.0
-    while queue or running.size:
-        while queue and len(running) < seats:
-            first = queue.pop(0)
-            now_s += profile.prefill_s(float(prompts[first]))
-            running = np.append(running, first)
-        steps = int(left[running].min())
-        context = float((prompts[running] + workload.output_tokens[running] - left[running] + steps / 2).sum())
-        now_s += steps * profile.decode_step_s(len(running), context)
-        left[running] -= steps
-        ended = running[left[running] == 0]
-        ends_s[ended] = now_s
-        running = running[left[running] > 0]
-    return Served(ends_s=ends_s, decoded=int(workload.output_tokens.sum()))
+    ends_s[order] = serve(jobs, Server(profile=profile, seats=seats), "fcfs").end_s
+    return Served(ends_s=ends_s, decoded=int(outputs.sum()))

@@ -6,14 +6,19 @@ import csv
 import gzip
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+
+from qlm_agent.engines.policies.port import QUANTILE_LEVELS
 
 NORMAL_P90 = 1.2816
 
 TOKENS_MAX = 1024
 """Longest prompt and answer: those of the traces."""
+PREDICTOR_SIGMA = 0.5
+"""Spread of the logarithm of predicted over true length, of the predictor that TRAIL and LTR use here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +32,22 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """Jobs in the order of their arrival."""
+    """Jobs in the order of their arrival. `errors`: logarithms of predicted over true length; without them nothing is predicted."""
 
     arrived_s: NDArray[np.float64]
     prompts: NDArray[np.int64]
     outputs: NDArray[np.int64]
+    errors: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.arrived_s)
+
+    def quantiles(self) -> NDArray[np.float64]:
+        """Predicted lengths (jobs, QUANTILE_LEVELS), lognormal; (jobs, 0) for none."""
+        if self.errors is None:
+            return np.empty((len(self), 0))
+        levels = PREDICTOR_SIGMA * np.array([NormalDist().inv_cdf(level) for level in QUANTILE_LEVELS])
+        return np.asarray(self.outputs[:, None] * np.exp(self.errors[:, None] + levels))
 
 
 QUANTILES = {"sharegpt": ((20, 198), (217, 409)), "alpaca": ((11, 23), (37, 102))}

@@ -110,8 +110,25 @@ def test_slo_odbs_starts_one_batch_by_slo_and_length_and_holds_back_the_rest() -
     assert policy.order(10.0, Sequences(views), Sequences(())) == ["urgent", "short"]
     assert policy.order(10.0, Sequences(views), Sequences(views[:1])) == ()
     assert engine_policy("slo-odbs", {"batch_max": 2, "w2": 0.0}).order(10.0, Sequences(views), Sequences(())) == ["late", "short"]
+    joined = engine_policy("slo-odbs", {"batch_max": 2, "joins": True})
+    urgent_band = [*views, predicted("band", 900.0, 900, priority=-1)]
+    assert joined.order(10.0, Sequences(urgent_band), Sequences(views[:1])) == ["band", "urgent", "short", "long", "late"]
     first_band = [*views, predicted("band", 900.0, 900, priority=-1), urgent("unpredicted", priority=-1)]
     assert policy.order(10.0, Sequences(first_band), Sequences(())) == ["unpredicted", "band"]
+
+
+def test_s3_packs_the_shortest_and_takes_out_a_run_beyond_its_prediction() -> None:
+    """UELLM's rival, 2 makes three times its predicted 10 tokens: out of its first batch and, while 5 waits, of its second."""
+    batch = make(policy=engine_policy("s3", {"batch_max": 2}))
+    for name, target, tokens in (("1", 10, 10), ("2", 30, 10), ("3", 15, 15), ("4", 60, 60), ("5", 40, 0)):
+        quantiles = (float(tokens),) * len(QUANTILE_LEVELS) if tokens else ()
+        batch.add(0.0, replace(run(name, prompt=20, target=target), quantiles=quantiles))
+    ended: list[tuple[str, float]] = []
+    while batch.next_due_s is not None:
+        batch.advance(batch.next_due_s)
+        ended += [(each.run_id, each.last_s) for each in batch.news() if each.done]
+        assert batch.running <= 2
+    assert ended == [("1", 10.0), ("3", 25.0), ("4", 70.0), ("5", 120.0), ("2", 130.0)]
 
 
 def test_every_run_ends_under_slo_odbs_in_batches_that_nobody_joins() -> None:

@@ -66,6 +66,13 @@ def test_a_heavy_request_makes_its_batch_small() -> None:
     assert [len(batch) for batch in slo_odbs(queue, SLO_ODBS)] == [6]
 
 
+def test_the_program_compares_growth_and_equation_2_sums_with_the_threshold() -> None:
+    """110 s behind 100 s: 10 of growth, 210 in all, times two requests and 1.2."""
+    queue, rule = requests([120.0, 100.0, 110.0], [1] * 3, [1] * 3), OdbsRule(w1=0.0, w2=1.0, threshold=400.0)
+    assert slo_odbs(queue, rule) == ((1, 2, 0),)
+    assert slo_odbs(queue, replace(rule, reading=Reading.EQUATION_2)) == ((1,), (2,), (0,))
+
+
 def test_s3_fills_bins_by_length_and_gives_a_longer_request_its_own() -> None:
     queue = requests([1.0] * 5, [1] * 5, [30, 2_000, 70, 60, 40])
     assert pack_lengths(queue, capacity_tokens=100) == ((1,), (2, 0), (3, 4))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.__main__ import main
+from benchmarks.evaluate.pipeline_stages import MeasuredMap, ordered_right
 from benchmarks.evaluate.rows import Row
 from benchmarks.evaluate.static_batches import Workload, alpaca_like, batch_s, serve_batches, serve_continuous, serve_s3
 from click.testing import CliRunner
@@ -69,9 +70,10 @@ def test_s3_requeues_a_run_beyond_its_prediction_with_twice_that(profile: Hardwa
 
 
 def test_continuous_batching_of_one_seat_is_one_request_after_the_other(profile: HardwareProfile) -> None:
+    """A prefill makes the first token."""
     found = workload(5, 40, 7)
-    served = serve_continuous(found, np.arange(3), profile, 1)
-    assert served.ends_s == pytest.approx(serve_batches(found, ((0,), (1,), (2,)), profile).ends_s)
+    ends_s = serve_continuous(found, np.array([1, 0, 2]), profile, 1).ends_s
+    assert ends_s == pytest.approx(serve_batches(workload(4, 39, 6), ((1,), (0,), (2,)), profile).ends_s, rel=1e-3)
     assert serve_continuous(found, np.arange(3), profile, 3).ends_s.mean() < serve_batches(found, ((0, 1, 2),), profile).ends_s.mean()
 
 
@@ -99,6 +101,17 @@ def test_the_command_reports_each_claim_and_orders_of_the_paper_hold(tmp_path: P
 def test_a_part_of_another_paper_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["evaluate", "--paper", "uellm", "--only", "rates", "--out", str(tmp_path)])
     assert (done.exit_code, "rates: may be systems" in done.output) == (2, True)
+
+
+def test_the_part_on_a_real_model_needs_its_folder(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["evaluate", "--paper", "uellm", "--only", "pipeline", "--out", str(tmp_path)])
+    assert (done.exit_code, "PyTorch and --weights" in done.output) == (2, True)
+
+
+def test_maps_are_ordered_right_where_both_times_rise() -> None:
+    one, other = (MeasuredMap(layers=(), predicted_ms=predicted, measured_ms=measured) for predicted, measured in ((1.0, 3.0), (2.0, 4.0)))
+    assert ordered_right(one, other)
+    assert not ordered_right(one, replace(other, measured_ms=2.0))
 
 
 def test_an_order_holds_with_its_whole_interval() -> None:

@@ -12,7 +12,7 @@ from qlm_agent.engines.policies.memory import Larry, NoPreempt
 from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.policies.remaining import LearningToRank, Trail, TrailPlus
 from qlm_agent.engines.policies.seats import FixedPriority
-from qlm_agent.engines.policies.slo_batches import SloOdbs
+from qlm_agent.engines.policies.slo_batches import S3, SloOdbs
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 
 ENGINE_POLICIES: Mapping[str, Callable[..., EnginePolicy]] = {
@@ -25,6 +25,7 @@ ENGINE_POLICIES: Mapping[str, Callable[..., EnginePolicy]] = {
     "trail+": TrailPlus,
     "ltr": LearningToRank,
     "slo-odbs": SloOdbs,
+    "s3": S3,
     "fastserve": FastServe,
     "mlfq-naive": MlfqNaive,
     "fixed-priority": FixedPriority,
