@@ -20,6 +20,8 @@ from running_cluster import RunningCluster
 MODEL = "mistral-7b"
 REQUESTS = 60
 ANSWER_S = 60.0
+SPARED = ("queue", "address")
+"""The record of the queue itself; and a leader's address, which is written when it takes its lease."""
 DAMAGES = 5
 
 
@@ -41,6 +43,13 @@ def doctor(cluster: RunningCluster, *args: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def until_sound(cluster: RunningCluster) -> None:
+    """What was damaged may have cost leaders their leases, which they take again."""
+    deadline_s = time.monotonic() + ANSWER_S
+    while (said := doctor(cluster).stdout) != "0 damaged\n":
+        assert time.monotonic() < deadline_s, said
+
+
 async def test_no_process_ends_and_all_others_complete(cluster: RunningCluster) -> None:
     chance = random.Random(7)
     pids = {process.name: process.pid for process in cluster.state.processes}
@@ -50,7 +59,7 @@ async def test_no_process_ends_and_all_others_complete(cluster: RunningCluster) 
             gateway.submit(MODEL, "Say something.", request_id=f"r{number}", slo_s=600, max_tokens=200)
         groups = [name async for name in client.scan_iter(match="{default}:group_meta:*")]
         await client.delete(*groups[:1])
-        done = [(groups[0].decode(), "deleted"), *[await damage(client, "{default}", chance, spared=("queue",)) for _ in range(DAMAGES)]]
+        done = [(groups[0].decode(), "deleted"), *[await damage(client, "{default}", chance, spared=SPARED) for _ in range(DAMAGES)]]
         deadline_s = time.monotonic() + ANSWER_S
         states: dict[int, qlm.RequestState] = {}
         while len(states) < REQUESTS and time.monotonic() < deadline_s:
@@ -66,12 +75,12 @@ async def test_no_process_ends_and_all_others_complete(cluster: RunningCluster) 
     lost = [name for name, what in done if name.split(":")[1] in ("req", "result", "progress")]
     assert len([state for state in states.values() if state is qlm.RequestState.COMPLETED]) >= REQUESTS - len(lost), (done, states)
     assert {process.name: process.pid for process in cluster.state.processes} == pids, (done, cluster.log())
-    assert doctor(cluster).stdout == "0 damaged\n"
     await client.aclose()
+    until_sound(cluster)
 
 
 async def test_doctor_tells_what_is_damaged_tries_on_a_copy_and_mends(cluster: RunningCluster) -> None:
-    assert doctor(cluster).stdout == "0 damaged\n"
+    until_sound(cluster)
     client = redis.Redis.from_url(cluster.state.queue_url, protocol=2)
     (planner,) = cluster.state.of("planner")
     cluster.send(signal.SIGSTOP)
