@@ -118,6 +118,13 @@ def test_in_mixed_overload_most_of_the_throughput_stays() -> None:
     assert served_per_s(settled(*over)) >= 0.8 * served_per_s(256)
 
 
+def test_one_course_does_not_move_the_batch_far() -> None:
+    """Each course by itself has another best size, from 13 to 51."""
+    choice = BatchChoice(256)
+    found = [choice.choose(MISTRAL, (CHAT, MINUTE, HOUR)) for _ in range(60)][20:]
+    assert max(found) <= 2 * min(found)
+
+
 def test_the_batch_is_no_larger_than_its_kv() -> None:
     """Above the requests that have room in KV all sizes are the same, so the largest is taken for a class that has time."""
     small = replace(MISTRAL, kv_capacity_tokens=20_000)

@@ -73,7 +73,7 @@ class Expectations:
         self._prompt_tokens: dict[str, float] = {}  # by model, of completed requests
         self._token_times: dict[str, tuple[float, float]] = {}  # model -> seconds, tokens
         self._steps: dict[str, tuple[float, float]] = {}  # model -> measured seconds, profiled seconds
-        self._prefilled: list[int] = []
+        self._prefilled = (0, 0)  # tokens of prompts computed since the last report of others, and the sum of the squares of each
 
     # Output lengths ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Expectations:
 
     def record_prefill(self, tokens: int) -> None:
         """Records that a prompt of so many tokens was computed while others produced tokens, which are reported later than first tokens."""
-        self._prefilled.append(tokens)
+        self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
 
     def record_tokens(self, model: str, seconds: float, tokens: int, decoding: Sequence[int], others: int) -> None:
         """Records that runs of a model, with `decoding` tokens of context each, produced `tokens` in `seconds`, both summed over the runs,
@@ -125,11 +125,11 @@ class Expectations:
         hardware = self.hardware.get(model)
         if hardware is not None:
             others_s = self._step_s(hardware, model, others) - self._step_s(hardware, model, 0)
-            prefills_s = hardware.prefill_work_s(sum(self._prefilled), sum(each * each for each in self._prefilled))
-            profiled_s = tokens * (hardware.decode_step_s(len(decoding), sum(decoding)) + others_s) + len(decoding) * prefills_s
+            profiled_s = tokens * (hardware.decode_step_s(len(decoding), sum(decoding)) + others_s)
+            profiled_s += len(decoding) * hardware.prefill_work_s(*self._prefilled)
             kept_s, kept_profiled_s = self._steps.get(model, (0.0, 0.0))
             self._steps[model] = (STEPS_KEPT * kept_s + seconds, STEPS_KEPT * kept_profiled_s + profiled_s)
-        self._prefilled.clear()
+        self._prefilled = (0, 0)
 
     def token_s(self, model: str) -> float:
         """Seconds from one token of a run to its next: d of equation 4."""
