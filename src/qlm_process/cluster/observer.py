@@ -34,7 +34,6 @@ from qlm_process.cluster.view import (
     agent_view,
     group_view,
     outcomes_view,
-    planned_group_view,
 )
 
 if TYPE_CHECKING:  # known to the type stubs alone
@@ -214,7 +213,7 @@ def _groups(name: str, status: gateway_pb2.QueueStatusResponse | None, plan: pla
             group_view(group, planned.get(group.group_id), late.get(group.group_id, 0.0)) for queue in found for group in queue.groups
         )
     if plan is not None:
-        return tuple(planned_group_view(group) for queue in plan.queues if queue.instance == name for group in queue.groups)
+        return tuple(group_view(group, group) for queue in plan.queues if queue.instance == name for group in queue.groups)
     return ()
 
 
