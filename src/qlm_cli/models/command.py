@@ -16,7 +16,7 @@ from rich.table import Table
 
 from qlm_cli.console import plain_console
 from qlm_cli.models.found_model import FoundModel, find_models, read_model
-from qlm_cli.models.needed_packages import need
+from qlm_cli.models.model_folder import need
 from qlm_cli.models.smollm2 import NAME, WeightType, make_smollm2
 
 FOLDER = "qlm-models"
