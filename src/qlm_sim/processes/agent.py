@@ -207,14 +207,7 @@ class SimAgent:
         self._step(answer)
 
     def _keep(self, lease: Lease) -> LeaseKeeper:
-        return SimLeaseKeeper(
-            self.process,
-            self._queue,
-            lease,
-            ttl_s=self._site.description.lease_ttl_s,
-            renew_s=self._site.description.lease_renew_s,
-            on_lost=lambda: self._step(LeaseLoss(incarnation=lease.role)),
-        )
+        return SimLeaseKeeper(self._site, self.process, self._queue, lease, lambda: self._step(LeaseLoss(incarnation=lease.role)))
 
     # Events of operations ---------------------------------------------------------------------------------------------
 
