@@ -18,7 +18,6 @@ from qlm_core.vocabulary.pauses import PauseKind
 from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.bounds import HeldBytes, held_bytes
 from qlm_queue.damage import Damage, log_damage
-from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.memory import admission as memory_admission
 from qlm_queue.memory import leases as memory_leases
@@ -123,10 +122,6 @@ class MemoryQueue:
 
     async def server_time_s(self) -> float:
         return self._now_s()
-
-    def dump(self) -> QueueDump:
-        """The whole logical state."""
-        return memory_reading.dump(self.state, self._now_s())
 
     # Leases and instances ---------------------------------------------------------------------------------------------
 

@@ -13,14 +13,12 @@ from qlm_core.vocabulary.pauses import PauseKind
 from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.bounds import HeldBytes, held_bytes, with_name
 from qlm_queue.damage import DAMAGED_RESULT
-from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
 from qlm_queue.overview import Overview, WaitsRecord, check_waits
 from qlm_queue.redis import answers, arguments
 from qlm_queue.redis.calls import CONSUMER_GROUP, RedisCalls
-from qlm_queue.redis.dump import dump_queue
 from qlm_queue.values import (
     BATCH_MAX,
     Acceptance,
@@ -340,10 +338,6 @@ class RedisQueue(RedisCalls):
     async def condemn(self, queue_ids: Sequence[str]) -> int:
         _check_batch(len(queue_ids))
         return len(await self._call("condemn", "1", DAMAGED_RESULT, *queue_ids)) // 3 if queue_ids else 0
-
-    async def dump(self) -> QueueDump:
-        """The whole state, for tests: neither atomic nor bounded."""
-        return await dump_queue(self._link, self._keys, await self.overview())
 
     async def _give_back(
         self, incarnation: str, cause: str, behind_head: bool, failure: bytes, requests: Sequence[Owned]
