@@ -166,15 +166,20 @@ def checked_seconds(name: str, seconds: float) -> float:
     return seconds
 
 
+RECONNECTING = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", round(RECONNECT_MAX_S * 1000)),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+"""Options of a channel to a process that may be started again: it is found soon, and its caller decides what is repeated."""
+
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     # A stream may be silent for as long as its request waits: probes distinguish a dead gateway from a silent one.
     ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", round(RECONNECT_MAX_S * 1000)),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
+    *RECONNECTING,
 )
