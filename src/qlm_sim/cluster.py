@@ -89,7 +89,6 @@ class Cluster:
         return second
 
     def start(self) -> None:
-        """All processes, in a fixed order."""
         for member in self.members:
             member.start()
 

@@ -75,7 +75,6 @@ class RequestOutcome:
 
     @property
     def in_time(self) -> bool:
-        """Its SLO was met."""
         if self.state is not RequestState.COMPLETED:
             return False
         reached_s = self.first_token_s if self.slo.kind == "first_token" else self.finished_s
@@ -198,7 +197,6 @@ class _Comparison:
         """Ignored."""
 
     def after(self, process: str, command: Command, value: object, error: QlmError | None) -> None:
-        """Keeps the ends of requests."""
         if command.name in READ_ONLY:
             return
         for key, stored in reversed(self._cluster.server.queue.state.terminals.items()):

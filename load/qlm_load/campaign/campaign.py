@@ -77,7 +77,6 @@ class CampaignOutcome:
         return sum(struck.kills for struck in self.log) - self.server_kills
 
     def as_json(self, seed: int) -> str:
-        """One line."""
         report = self.report
         document = {
             "seed": seed,
@@ -210,7 +209,6 @@ def find_failures(
 
 
 def print_campaign(console: Console, outcome: CampaignOutcome, seed: int) -> None:
-    """The log of strikes, the ledger's account and the verdict."""
     strikes = Table(title=f"strikes (seed {seed}; real time; ended: share of all requests)")
     for column in ("at", "UTC", "strike", "process", "pid", "ended", "again after"):
         strikes.add_column(column, justify="left" if column in {"strike", "process"} else "right")

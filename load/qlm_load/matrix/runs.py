@@ -143,7 +143,6 @@ def _instances(cell: Cell) -> list[tuple[str, str]]:
 
 
 def _document(cell: Cell) -> dict[str, object]:
-    """The configuration file of a cell."""
     return {
         "models": [{"name": spec.name, "profile": spec.profile, "context_tokens_max": spec.context_tokens_max} for spec in cell.models],
         "agents": [

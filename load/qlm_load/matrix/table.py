@@ -59,7 +59,6 @@ def _points(margin: Margin | None) -> str:
 
 
 def name_of(option: Option) -> str:
-    """The option's name for people."""
     policy, at, own = option[0].partition("@")
     name = NAMES.get(policy, policy) + at + own
     return name if option[1] == BATCH_MAX else f"{name}, {option[1]}"

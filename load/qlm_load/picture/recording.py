@@ -86,7 +86,6 @@ class Recording:
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """All recorded instances, by name."""
         return tuple(sorted({name for frame in self.frames for name in frame.instances}))
 
     @property

@@ -57,7 +57,6 @@ def summary_of(report: Report, counts: ServerCounts | None, kills: Sequence[Kill
 
 
 def kill_entry(kill: Kill) -> dict[str, object]:
-    """One line of the kill log."""
     return {
         "role": str(kill.role),
         "process": kill.process,
@@ -115,7 +114,6 @@ def print_report(console: Console, report: Report, counts: ServerCounts | None, 
 
 
 def print_kills(console: Console, kills: Sequence[Kill], seed: int) -> None:
-    """The kill log."""
     table = Table(title=f"kill log (SIGKILL, seed {seed}; real time; ended: share of all requests)")
     for column in ("at", "UTC", "process", "pid", "live held", "ended", "restarted after"):
         table.add_column(column, justify="right" if column != "process" else "left")

@@ -46,7 +46,6 @@ class ClusterState:
     processes: tuple[ProcessState, ...]
 
     def of(self, service: str) -> tuple[ProcessState, ...]:
-        """Its processes of one service."""
         return tuple(process for process in self.processes if process.service == service)
 
 

@@ -93,7 +93,6 @@ def _guarded(operation: Operation) -> Operation:
 
 
 def _all_guarded(queue: type[Twin]) -> type[Twin]:
-    """The one guard of all operations."""
     for name, operation in list(vars(queue).items()):
         if inspect.iscoroutinefunction(operation) and not name.startswith("_") and name != "repair":
             setattr(queue, name, _guarded(operation))

@@ -120,7 +120,6 @@ class RedisCalls:
     async def _call(
         self, function: str, *args: Any, read: Callable[[Any], Answer] = lambda answer: answer, within_s: float | None = None
     ) -> Answer:
-        """`read`: makes a value of the answer."""
         if function in LASTING:
             return await self._lasting(lambda: self._sound(lambda: self._ask(function, *args, within_s=within_s), read))
         return await self._sound(lambda: self._ask(function, *args, within_s=within_s), read)

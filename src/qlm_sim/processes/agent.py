@@ -135,7 +135,6 @@ class SimAgent:
     # Life -------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A new process of this name."""
         self.process.begin()
         self._past_swaps = self.swaps
         self.begin_life()
@@ -186,7 +185,6 @@ class SimAgent:
                     self.process.spawn(self._drive())
 
     async def _drive(self) -> None:
-        """Engine effects, one after the other."""
         while self._effects:
             await self._driver.perform(self._effects.popleft(), self.process.spawn)
         self._driving = False

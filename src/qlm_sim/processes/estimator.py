@@ -39,7 +39,6 @@ class SimEstimator:
         self._site = site
 
     def start(self) -> None:
-        """A new process of this name."""
         site, process = self._site, self.process
         process.begin()
         queue = site.link(process)

@@ -47,7 +47,6 @@ class SimPlanner:
         self._term_tasks: dict[Task, None] = {}
 
     def start(self) -> None:
-        """A new process of this name."""
         self.process.begin()
         self._forget_term()
         self.process.spawn(self._work())

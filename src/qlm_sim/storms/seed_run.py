@@ -190,7 +190,6 @@ class _Run:
 
 
 def run_seeds(seeds: Sequence[int], processes: int = 1) -> Iterator[SeedReport]:
-    """Yields the reports in the order of the seeds."""
     if processes <= 1:
         yield from map(run_seed, seeds)
         return

@@ -44,7 +44,6 @@ class Storm:
         self._ambushes: dict[Strike, Member] = {}
 
     def begin(self) -> None:
-        """Schedules all of it."""
         self._cluster.network.settings = self._weather.network
         self._cluster.site.on_step = self._stepped
         for strike in self._weather.strikes:

@@ -65,7 +65,6 @@ class Site:
         return cast("Queue", QueueLink(QUEUE_NAME, process, self.network))
 
     def stepped(self, process: Process, event: object, effects: Sequence[object]) -> None:
-        """A machine took an event."""
         if self.transcript.on:
             self.transcript.step(self.schedule.now_s, process.name, event, effects)
         if self.on_step is None:
