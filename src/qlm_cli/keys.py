@@ -9,8 +9,7 @@ import click
 from pydantic import ValidationError
 from rich.table import Table
 
-from qlm_cli.console import plain_console
-from qlm_cli.json_text import json_text
+from qlm_cli.console import json_text, plain_console
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.identity.key_file import edited, read_keys
 from qlm_process.identity.keys import Role, new_key

@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from qlm_cli.console import columns
 from qlm_load.replay.ledger import Report
 from qlm_load.replay.summary import ServerCounts
 
@@ -117,9 +118,7 @@ def print_comparison(console: Console, runs: Sequence[PolicyRun], caption: str =
 
 
 def _print(console: Console, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table()
-    for place, column in enumerate(head):
-        table.add_column(column, justify="right" if place else "left")
+    table = Table(*columns(head, head[1:]))
     for row in rows:
         table.add_row(*row)
     console.print(caption, style="italic", highlight=False, soft_wrap=True)

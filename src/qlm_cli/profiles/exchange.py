@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 from rich.console import Group
-from rich.table import Column, Table
+from rich.table import Table
 
 from qlm.api.v1 import estimator_pb2
-from qlm_cli.console import plain_console
+from qlm_cli.console import columns, plain_console
 from qlm_cli.options import address_option
 from qlm_cli.profiles.estimator_calls import asked, estimator_option
 from qlm_core.profiles.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
@@ -203,8 +203,7 @@ def _predicted(snapshot: ProfileSnapshot) -> Table:
 
 def _table(title: str, headings: tuple[str, ...], figures: tuple[str, ...]) -> Table:
     """`figures`: headings of the columns that follow, of numbers."""
-    left = (Column(name, no_wrap=True) for name in headings)
-    return Table(*left, *(Column(name, no_wrap=True, justify="right") for name in figures), title=title, title_justify="left")
+    return Table(*columns((*headings, *figures), figures, no_wrap=True), title=title, title_justify="left")
 
 
 def _gpus(row: HardwareProfile) -> str:
