@@ -8,12 +8,28 @@ from qlm_core.statistics.length_model import LengthGuess, LengthModel, LengthSco
 
 
 def guess_to_proto(guess: LengthGuess) -> request_pb2.LengthGuess:
-    return message_of(request_pb2.LengthGuess, guess)
+    return request_pb2.LengthGuess(  # by hand, as its inverse: every request comes by here
+        median_tokens=guess.median_tokens,
+        model_tokens=guess.model_tokens,
+        expected_tokens=guess.expected_tokens,
+        by_model=guess.by_model,
+        hint_tokens=guess.hint_tokens,
+        features=guess.features,
+        hint_feature=guess.hint_feature,
+    )
 
 
 def guess_from_proto(message: request_pb2.LengthGuess) -> LengthGuess:
     """Raises ValueError for figures that no gateway writes."""
-    return value_of(LengthGuess, message)
+    return LengthGuess(
+        median_tokens=message.median_tokens,
+        model_tokens=message.model_tokens,
+        expected_tokens=message.expected_tokens,
+        by_model=message.by_model,
+        hint_tokens=message.hint_tokens,
+        features=tuple(message.features),
+        hint_feature=message.hint_feature,
+    )
 
 
 def predicted_output_tokens(admission: request_pb2.Admission) -> int:
