@@ -106,9 +106,6 @@ class Cluster:
         assert self.schedule.happened - self._events_before < EVENTS_AT_ONE_TIME_MAX, "time stands still"
         return going
 
-    def _now_s(self) -> float:
-        return self.schedule.now_s
-
     def _send_to_planner(self, sender: Process, address: str, event: PlannerEvent) -> None:
         planner = self._by_address.get(address)
         if planner is not None and planner.process.alive:
