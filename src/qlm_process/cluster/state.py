@@ -29,10 +29,6 @@ class ProcessState:
     serving: bool = False
     log: str = ""
 
-    @property
-    def running(self) -> bool:
-        return self.pid > 0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:

@@ -83,10 +83,6 @@ class InstanceView:
     agent: AgentView | None
     groups: tuple[GroupView, ...]
 
-    @property
-    def waiting(self) -> int:
-        return sum(group.waiting for group in self.groups)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassView:

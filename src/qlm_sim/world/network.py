@@ -58,11 +58,6 @@ class NetworkSettings:
     delayed: float = 0.0
     call_timeout_s: float = 2.0
 
-    @property
-    def certain(self) -> bool:
-        """Every message arrives once."""
-        return not (self.request_lost or self.answer_lost or self.repeated or self.delayed)
-
 
 CALM = NetworkSettings()
 
