@@ -22,7 +22,8 @@ def value_of(kind: Callable[..., Made], message: Message, **others: object) -> M
 
 def message_of(kind: Callable[..., Made], value: object, **others: object) -> Made:
     """The message `kind` with the fields of a dataclass. `others`: fields that are not copied."""
-    return kind(**{name: getattr(value, name) for name in _names(type(value)) if name not in others}, **others)
+    copied: Any = type(value)
+    return kind(**{name: getattr(value, name) for name in _names(copied) if name not in others}, **others)
 
 
 def _read(message: Message, name: str, optional: bool) -> object:
