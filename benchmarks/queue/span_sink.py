@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from threading import Lock
 
-from qlm_load.otlp_sink import Export, attributes_of, served_collector
+from benchmarks.queue.otlp_sink import Export, attributes_of, served_collector
 
 REQUEST_ID = "qlm.request_id"
 Times = dict[str, tuple[float, float]]

@@ -9,8 +9,7 @@ import click
 from pydantic import ValidationError
 from rich.table import Table
 
-from qlm_cli.console import plain_console
-from qlm_cli.json_text import json_text
+from qlm_cli.console import json_text, plain_console
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.identity.key_file import edited, read_keys
 from qlm_process.identity.keys import Role, new_key
@@ -51,10 +50,10 @@ def keys() -> None:
 @click.option("--requests-per-min", type=float, metavar="N", help="Requests it may send in a minute, at each gateway. Default: any.")
 @click.option("--prompt-tokens-per-min", type=float, metavar="N", help="Prompt tokens, the same. Default: any.")
 @click.option("--to", "to", type=click.Path(dir_okay=False), metavar="FILE", help="Write the key to a new file that only you can read.")
-def add(path: str, tenant: str, role: str, models: tuple[str, ...], to: str | None, **bounds: Any) -> None:
+def add(path: str, tenant: str, role: str, to: str | None, **bounds: Any) -> None:
     """Make a key and print it."""
     try:
-        row, key = new_key(Role(role), tenant, models=models, **bounds)
+        row, key = new_key(Role(role), tenant, **bounds)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         raise click.UsageError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
@@ -74,9 +73,7 @@ def list_(path: str, as_json: bool) -> None:
     if as_json:
         click.echo(json_text({"keys": [row.model_dump(mode="json", exclude={"salt", "hash"}) for row in rows]}))
         return
-    table = Table()
-    for heading in ("id", "role", "tenant", "models", "least SLO", "priorities", "a minute"):
-        table.add_column(heading)
+    table = Table("id", "role", "tenant", "models", "least SLO", "priorities", "a minute")
     for row in rows:
         priorities = "none" if row.priority_min is None else f"from {row.priority_min}"
         rate = ", ".join(f"{per_min:g} {name.removesuffix('_per_min').replace('_', ' ')}" for name, per_min in row.rates.items())

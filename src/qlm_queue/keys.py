@@ -41,7 +41,7 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :plan_version                   string: version of the last plan applied
     :profiles                       hash: version, body: the profile snapshot
     :waits                          string: PlannedWaits, the waits that the planner predicts
-    :version                        string: the version of the data (data_version.py)
+    :version                        string: the version of the data (redis/calls.py)
     :damaged:<rest of a key>        any type, TTL: a key that a repair set aside (lua/repair.lua)
     :damage_count                   counter: findings that repairs have mended
 """

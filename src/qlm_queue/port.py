@@ -36,8 +36,8 @@ from typing import Protocol
 
 from qlm_core.vocabulary.pauses import PauseKind
 from qlm_core.vocabulary.request import RequestKey, RequestState
+from qlm_queue.bounds import HeldBytes
 from qlm_queue.damage import Damage
-from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.operator_values import LivePage
 from qlm_queue.overview import Overview, WaitsRecord
 from qlm_queue.values import (

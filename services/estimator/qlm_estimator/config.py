@@ -6,8 +6,17 @@ from pydantic import Field
 
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.machine import Learning
-from qlm_process.config import GrpcSettings, ModelSettings, QueueSettings, Section, TelemetrySettings
-from qlm_process.settings import Count, ListenAddress, Seconds, SecuritySettings
+from qlm_process.settings import (
+    Count,
+    GrpcSettings,
+    ListenAddress,
+    ModelSettings,
+    QueueSettings,
+    Seconds,
+    Section,
+    SecuritySettings,
+    TelemetrySettings,
+)
 
 
 class EstimatorSettings(Section):

@@ -6,6 +6,7 @@ import hmac
 import secrets
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 from pydantic import Field
 
@@ -55,30 +56,10 @@ class Key(Section):
         return hmac.compare_digest(self.hash, _hash(self.salt, secret))
 
 
-def new_key(
-    role: Role,
-    tenant: str,
-    *,
-    models: tuple[str, ...] = (),
-    slo_s_min: float = 0.0,
-    priority_min: int | None = None,
-    requests_per_min: float | None = None,
-    prompt_tokens_per_min: float | None = None,
-) -> tuple[Key, str]:
-    """A row and the key itself, "qlm_<id>_<secret>". Raises pydantic's ValidationError."""
+def new_key(role: Role, tenant: str, **bounds: Any) -> tuple[Key, str]:
+    """A row and the key itself, "qlm_<id>_<secret>". `bounds`: further fields of `Key`. Raises pydantic's ValidationError."""
     identifier, salt, secret = secrets.token_hex(ID_BYTES), secrets.token_hex(SALT_BYTES), secrets.token_hex(SECRET_BYTES)
-    row = Key(
-        id=identifier,
-        salt=salt,
-        hash=_hash(salt, secret),
-        role=role,
-        tenant=tenant,
-        models=models,
-        slo_s_min=slo_s_min,
-        priority_min=priority_min,
-        requests_per_min=requests_per_min,
-        prompt_tokens_per_min=prompt_tokens_per_min,
-    )
+    row = Key(id=identifier, salt=salt, hash=_hash(salt, secret), role=role, tenant=tenant, **bounds)
     return row, f"{PREFIX}_{identifier}_{secret}"
 
 
