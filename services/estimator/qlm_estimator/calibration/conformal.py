@@ -68,10 +68,6 @@ class _Level:
         return self.miss * (place - asked) - min(0.0, place - asked)
 
 
-def _levels() -> list[_Level]:
-    return [_Level(1.0 - level, [1.0 - level] * len(RATES)) for level in LEVELS]
-
-
 ROUNDING = 1e-9
 """Tolerance of a sum of weights."""
 _PRIOR_ERRORS: Floats = np.array([PRIOR_SCORE * normal_quantile((number + 0.5) / PRIOR_POINTS) for number in range(PRIOR_POINTS)])
@@ -88,7 +84,7 @@ class ErrorQuantiles:
 
     _errors: Floats = field(default_factory=lambda: np.empty(0))
     _weights: Floats = field(default_factory=lambda: np.empty(0))
-    _levels: list[_Level] = field(default_factory=_levels)
+    _levels: list[_Level] = field(default_factory=lambda: [_Level(1.0 - level, [1.0 - level] * len(RATES)) for level in LEVELS])
 
     @classmethod
     def restored(cls, quantiles: Sequence[float], waits: float) -> ErrorQuantiles:
@@ -97,11 +93,6 @@ class ErrorQuantiles:
         of_prior = (float(_PRIOR_WEIGHTS[quantile >= _PRIOR_ERRORS].sum()) for quantile in quantiles)
         upto = [min(waits, level * (waits + 1.0) - prior + ROUNDING) for level, prior in zip(LEVELS, of_prior, strict=True)]
         return cls(np.array(quantiles), np.maximum(np.diff([0.0, *upto]), 0.0))
-
-    def copy(self) -> ErrorQuantiles:
-        """Returns the beginning of another kind that is like this one."""
-        levels = [_Level(each.miss, list(each.asked), list(each.weights)) for each in self._levels]
-        return ErrorQuantiles(self._errors, self._weights, levels)
 
     def add(self, error: float, weight: float) -> None:
         """An error is known; those before it fade as the factor's pairs do (Barber et al., "Conformal prediction beyond exchangeability",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from qlm_core.profiles.calibration import (
@@ -41,14 +42,11 @@ class _Row:
     followed_s: list[float] = field(default_factory=lambda: [-math.inf] * HORIZONS)
     outstanding: list[int] = field(default_factory=lambda: [0] * HORIZONS)
 
-    def copy(self) -> _Row:
-        return _Row(self.bias.copy(), {horizon: errors.copy() for horizon, errors in self.errors.items()})
-
     def at(self, horizon: int) -> ErrorQuantiles:
         """Returns the errors of a horizon; a new one begins as a copy of the nearest."""
         if horizon not in self.errors:
             near = min(self.errors, key=lambda each: (abs(each - horizon), each), default=None)
-            self.errors[horizon] = ErrorQuantiles() if near is None else self.errors[near].copy()
+            self.errors[horizon] = ErrorQuantiles() if near is None else deepcopy(self.errors[near])
         return self.errors[horizon]
 
 
@@ -87,8 +85,8 @@ class Feedback:
     def restore(self, profiles: Iterable[CalibrationProfile]) -> None:
         """Takes published rows: their factors and quantiles as they were."""
         for profile in profiles:
-            by_horizon = zip(*(profile.scores[which * HORIZONS : (which + 1) * HORIZONS] for which in range(len(LEVELS))), strict=True)
-            errors = {horizon: ErrorQuantiles.restored(known, profile.samples) for horizon, known in enumerate(by_horizon)}
+            of_horizon = [profile.scores[horizon::HORIZONS] for horizon in range(HORIZONS)]
+            errors = {horizon: ErrorQuantiles.restored(scores, profile.samples) for horizon, scores in enumerate(of_horizon)}
             row = _Row(BiasFactor.restored(profile.bias_factor, profile.evidence_s, profile.samples), errors)
             put_newest(self._rows, profile.key, row, self._rows_max)
 
@@ -102,11 +100,10 @@ class Feedback:
 
     def _follow(self, time: CalibratedTime, predicted: Predicted, quantiles: PredictedQuantiles) -> None:
         followed = _Followed(predicted, quantiles, self._slowdown_of(predicted.model, predicted.instance))
-        wider: _Row | None = None
+        wider = _Row()
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
-            row = self._rows.get(key) or (_Row() if wider is None else wider.copy())
+            row = wider = self._rows.get(key) or _Row(*deepcopy((wider.bias, wider.errors)))
             put_newest(self._rows, key, row, self._rows_max)
-            wider = row
             followed.every.append(row)
             horizon = horizon_of(row.bias.level_s(quantiles.own.mean))
             apart_s = predicted.at_s - row.followed_s[horizon]
@@ -213,6 +210,6 @@ def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[Weighte
         instance=instance,
         bias_factor=row.bias.factor,
         evidence_s=row.bias.evidence_s,
-        scores=tuple(of_level for which in range(len(LEVELS)) for of_level in (each[which] for each in by_horizon)),
+        scores=tuple(each[which] for which in range(len(LEVELS)) for each in by_horizon),
         samples=row.bias.pairs,
     )
