@@ -23,7 +23,7 @@ from qlm_core.statistics.length_features import LengthFacts
 from qlm_core.vocabulary.group import GroupKey, group_key, prompt_class, slo_class
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.model import ModelSpec
-from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, QueueSeen, ReportedOperation, Restored, Tick
+from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, QueueSeen, ReportedOperation, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
 from qlm_estimator.predictions import Judged, Predicted
 from qlm_gateway.outlook.waits import AcceptedSince, Outlook, RequestShape
@@ -58,7 +58,6 @@ class Follower:
         self._catalogue = catalogue
         self._runs_of = runs_of
         self._machine = EstimatorMachine(learning=LEARNING, catalogue=catalogue, shipped=shipped)
-        self._machine.step(0.0, Restored(snapshot=ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)))
         self._known: dict[int, Known] = {}
         self._group_of: dict[int, str] = {}
         self._instance_of: dict[int, str] = {}

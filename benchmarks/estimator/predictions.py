@@ -36,5 +36,4 @@ def predicted(request: Arrival, made: Prediction, at_s: float, facts: InstanceFa
         n_gpu=facts.n_gpu,
         instance=made.instance,
         requests_ahead=made.depth,
-        profile_version=made.version,
     )

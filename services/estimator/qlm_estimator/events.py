@@ -107,13 +107,6 @@ class QueueSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """The newest snapshot that was published, at the start."""
-
-    snapshot: ProfileSnapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """Rows that somebody brought, which were checked: they replace those of the same keys."""
 
@@ -121,18 +114,13 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntryRead:
-    """All events of this entry of the stream were given, or there were none."""
-
-    entry_id: EntryId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passed."""
+    """Time passed. `read_to`: an entry of the stream of which all events were given, if there were any."""
+
+    read_to: EntryId = (0, 0)
 
 
-Event = Lifecycle | ReportedOperation | QueueSeen | Restored | Imported | Predicted | Judged | EntryRead | Tick
+Event = Lifecycle | ReportedOperation | QueueSeen | Imported | Predicted | Judged | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

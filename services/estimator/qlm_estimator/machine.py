@@ -21,8 +21,6 @@ from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.calibration.feedback import Feedback
 from qlm_estimator.events import (
     Effect,
-    EntryId,
-    EntryRead,
     Event,
     GroupClass,
     HardwareUnknown,
@@ -32,7 +30,6 @@ from qlm_estimator.events import (
     Publish,
     QueueSeen,
     ReportedOperation,
-    Restored,
     Tick,
     entry_id_of,
     entry_text,
@@ -61,7 +58,6 @@ class Learning:
     memory_requests: float = 1000.0
     workload_rows_max: int = 4096
     hardware_rows_max: int = 4096
-    calibration_rows_max: int = 4096
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,9 +76,16 @@ class Counts:
 
 
 class EstimatorMachine:
-    """One queue's estimator, from an empty or restored state."""
+    """One queue's estimator. `restored`: the newest snapshot that was published, for all events up to its `last_event_id`."""
 
-    def __init__(self, *, learning: Learning, catalogue: Mapping[str, ModelSpec], shipped: tuple[HardwareProfile, ...]) -> None:
+    def __init__(
+        self,
+        *,
+        learning: Learning,
+        catalogue: Mapping[str, ModelSpec],
+        shipped: tuple[HardwareProfile, ...],
+        restored: ProfileSnapshot | None = None,
+    ) -> None:
         self.counts = Counts()
         self._learning = learning
         self._catalogue = catalogue
@@ -90,18 +93,18 @@ class EstimatorMachine:
         self._base = BaseRows(shipped=shipped, facts={spec.profile: spec.facts for spec in catalogue.values()})
         self._speeds = SpeedLearner(base=self._base, rows_max=learning.hardware_rows_max)
         self._unseen_operations: deque[ReportedOperation] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
-        self._feedback = Feedback(rows_max=learning.calibration_rows_max, slowdown_of=self._slowdown)
-        self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
+        self._feedback = Feedback(slowdown_of=self._slowdown)
+        self._snapshot = restored or ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
         self._published_s = -float("inf")
         self._learned = False
-        self._last_entry: EntryId = (0, 0)
-        self._last_index = -1
-        self._read: EntryId = (0, 0)
+        self._read = entry_id_of(self._snapshot.last_event_id)
+        self._last = (self._read, sys.maxsize)  # entry and index of an event
         self._last_accepted = 0
         self._instances: dict[str, InstanceFacts] = {}
         self._activities: dict[str, Activity] = {}
         self._groups: Mapping[str, GroupClass] = {}
         self._unknown: set[HardwareKey] = set()
+        self._restore(self._snapshot)
 
     @property
     def snapshot(self) -> ProfileSnapshot:
@@ -116,11 +119,6 @@ class EstimatorMachine:
                 self._learn(event)
             case QueueSeen():
                 self._see(event)
-            case Restored():
-                self._restore(event.snapshot)
-                self._snapshot = event.snapshot
-                self._read = self._last_entry = entry_id_of(event.snapshot.last_event_id)
-                self._last_index = sys.maxsize
             case Imported():
                 self._restore(event.snapshot)
                 self._learned, self._published_s = True, -float("inf")
@@ -129,10 +127,8 @@ class EstimatorMachine:
             case Judged():
                 self.counts.judged += 1
                 self._learned |= self._feedback.judge(event)
-            case EntryRead():
-                self._read = max(self._read, event.entry_id)
             case Tick():
-                pass
+                self._read = max(self._read, event.read_to)
             case _:
                 assert_never(event)
         between_entries = not isinstance(event, Lifecycle | ReportedOperation | Predicted | Judged)
@@ -192,7 +188,7 @@ class EstimatorMachine:
         self._instances = {facts.incarnation: facts for facts in seen.instances}
         self._activities = {
             incarnation: self._activities.get(incarnation)
-            or Activity(since=max(seen.last_event, self._last_entry), running=seen.running.get(incarnation, 0))
+            or Activity(since=max(seen.last_event, self._last[0]), running=seen.running.get(incarnation, 0))
             for incarnation in self._instances
         }
         for operation in self._unseen_operations:  # who is not known by now is gone
@@ -203,10 +199,10 @@ class EstimatorMachine:
 
     def _learn(self, event: Lifecycle | ReportedOperation) -> None:
         self.counts.events += 1
-        if (event.entry_id, event.index) <= (self._last_entry, self._last_index):
+        if (event.entry_id, event.index) <= self._last:
             self.counts.repeated += 1
             return
-        self._last_entry, self._last_index = event.entry_id, event.index
+        self._last = (event.entry_id, event.index)
         if isinstance(event, ReportedOperation):
             if event.incarnation in self._instances:
                 self._learn_operation(event)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the estimator."""
+"""Prometheus metrics of the estimator. Sample counts and shares of priors are in the profiles themselves (`qlm profiles export`)."""
 
 from __future__ import annotations
 
@@ -22,31 +22,27 @@ class EstimatorMetrics(Metrics):
         self.leader = self._gauge("leader", "1 while this process is the leader, which learns and publishes.")
         self.version = self._gauge("profile_version", "Version of the newest profile snapshot.")
         self._of_snapshot = {name: self._gauge(name, text, labels) for name, (text, labels) in _SNAPSHOT.items()}
-        self.publications = Counter("qlm_estimator_publications_total", "Profile snapshots published.", registry=self.registry)
-        self.malformed = Counter(
-            "qlm_estimator_malformed_entries_total", "Entries of the event stream that could not be read.", registry=self.registry
-        )
-        self.outcomes = Counter(
-            "qlm_estimator_outcomes_total",
+        self.malformed = self._counter("malformed_entries", "Entries of the event stream that could not be read.")
+        self.outcomes = self._counter(
+            "outcomes",
             "Requests that ended, by SLO class and outcome: attained, missed, unjudged (completed, and no SLO in seconds is known), or the "
             "state that they ended in.",
             ("slo_class", "outcome"),
-            registry=self.registry,
         )
         self._calibration = {
             name: self._gauge(f"calibration_{name}", f"{text}, over the last hour of judged predictions; {LABELS_TEXT}", (*LABELS, *extra))
             for name, (text, extra) in _CALIBRATION.items()
         }
-        self._counters = {
-            name: Counter(f"qlm_estimator_{metric}_total", text, registry=self.registry) for name, (metric, text) in _COUNTERS.items()
-        }
+        self._counters = {name: self._counter(metric, text) for name, (metric, text) in _COUNTERS.items()}
         self._reported = Counts()
 
     def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(f"qlm_estimator_{name}", text, labels, registry=self.registry)
 
+    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"qlm_estimator_{name}_total", text, labels, registry=self.registry)
+
     def count_outcome(self, ended: Ended) -> None:
-        """A request ended."""
         self.outcomes.labels(ended.slo_class, ended.outcome).inc()
 
     def new_leader(self) -> None:
@@ -82,43 +78,27 @@ class EstimatorMetrics(Metrics):
         for hardware in snapshot.hardware:
             if hardware.instance:
                 labels = (hardware.instance, hardware.model)
-                self._show("slowdown_ratio", labels, hardware.slowdown)
-                self._show("slowdown_samples", labels, hardware.samples)
-                self._show("prior_share_ratio", labels, hardware.prior_share)
+                self._of_snapshot["slowdown_ratio"].labels(*labels).set(hardware.slowdown)
                 for name in TIMED_OPERATIONS:
                     operation: OperationSlowdown = getattr(hardware, name)
                     if operation.samples:
-                        self._show("operation_slowdown_ratio", (*labels, name), operation.slowdown)
-                        self._show("operation_slowdown_samples", (*labels, name), operation.samples)
+                        self._of_snapshot["operation_slowdown_ratio"].labels(*labels, name).set(operation.slowdown)
         for workload in snapshot.workload:
             if not workload.slo_class and not workload.token_class:
-                self._show("output_mean_tokens", (workload.model,), workload.output_tokens_mean)
-                self._show("output_samples", (workload.model,), workload.samples)
-                self._show("output_censored_samples", (workload.model,), workload.censored)
+                self._of_snapshot["output_mean_tokens"].labels(workload.model).set(workload.output_tokens_mean)
         for score in snapshot.length_model.scores:
-            self._show("length_model_used", (score.model,), score.used)
-            self._show("length_model_gain_ratio", (score.model,), score.gain)
-
-    def _show(self, name: str, labels: Sequence[str], value: float) -> None:
-        self._of_snapshot[name].labels(*labels).set(value)
+            self._of_snapshot["length_model_used"].labels(score.model).set(score.used)
+            self._of_snapshot["length_model_gain_ratio"].labels(score.model).set(score.gain)
 
 
 _SNAPSHOT: dict[str, tuple[str, tuple[str, ...]]] = {
     "slowdown_ratio": ("Measured over shipped durations of a model's runs on an instance.", ("instance", "model")),
-    "slowdown_samples": ("Runs behind the slowdown, faded.", ("instance", "model")),
-    "prior_share_ratio": ("How much of a slowdown is what was believed before any run: 1 without runs.", ("instance", "model")),
     "operation_slowdown_ratio": (
         "Measured over profiled durations of an operation on an instance: swap_warm and swap_cold (a model becomes active, from host "
         "memory or from disk), kv_swap.",
         ("instance", "model", "operation"),
     ),
-    "operation_slowdown_samples": ("Operations behind that.", ("instance", "model", "operation")),
     "output_mean_tokens": ("Mean output of a model's finished requests.", ("model",)),
-    "output_samples": ("Finished requests behind the mean output, faded.", ("model",)),
-    "output_censored_samples": (
-        "Requests of a model that have not ended, or never will, whose length so far its figures take as a lower bound.",
-        ("model",),
-    ),
     "length_model_used": (
         "1 where outputs of single requests are predicted by the length model, 0 where the median of their group is nearer.",
         ("model",),

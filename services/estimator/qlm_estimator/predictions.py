@@ -40,7 +40,6 @@ class Predicted:
     n_gpu: int = 0
     instance: str = ""
     requests_ahead: int = 0
-    profile_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

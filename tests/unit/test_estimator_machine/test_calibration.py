@@ -174,7 +174,8 @@ def test_what_was_told_before_the_speed_changed_is_no_bias() -> None:
 
 def test_what_never_ends_is_given_up_and_all_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "OUTSTANDING_MAX", 100)
-    kept = feedback.Feedback(rows_max=10, slowdown_of=lambda _model, _instance: 1.0)
+    monkeypatch.setattr(feedback, "ROWS_MAX", 10)
+    kept = feedback.Feedback(slowdown_of=lambda _model, _instance: 1.0)
     for number in range(1_000):
         told_so = predicted(10.0 * number, str(number))
         kept.predict(told_so)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from qlm_core.profiles.calibration import (
     HORIZONS,
     LEVELS,
+    ROWS_MAX,
     CalibratedTime,
     CalibrationKey,
     CalibrationProfile,
@@ -73,11 +74,10 @@ SlowdownOf = Callable[[str, str], float]
 
 
 class Feedback:
-    """Rows for waits and completions of (model, GPUs, instance), of (model) and of all. At most `rows_max`: the one that was not updated
+    """Rows for waits and completions of (model, GPUs, instance), of (model) and of all. At most ROWS_MAX: the one that was not updated
     for the longest goes first."""
 
-    def __init__(self, *, rows_max: int, slowdown_of: SlowdownOf) -> None:
-        self._rows_max = rows_max
+    def __init__(self, *, slowdown_of: SlowdownOf) -> None:
         self._slowdown_of = slowdown_of
         self._rows: dict[CalibrationKey, _Row] = {(time.value, "", "", 0, ""): _Row() for time in CalibratedTime}
         self._followed: dict[tuple[str, CalibratedTime], _Followed] = {}
@@ -88,7 +88,7 @@ class Feedback:
             of_horizon = [profile.scores[horizon::HORIZONS] for horizon in range(HORIZONS)]
             errors = {horizon: ErrorQuantiles.restored(scores, profile.samples) for horizon, scores in enumerate(of_horizon)}
             row = _Row(BiasFactor.restored(profile.bias_factor, profile.evidence_s, profile.samples), errors)
-            put_newest(self._rows, profile.key, row, self._rows_max)
+            put_newest(self._rows, profile.key, row, ROWS_MAX)
 
     def predict(self, predicted: Predicted) -> None:
         """A client got this prediction."""
@@ -103,7 +103,7 @@ class Feedback:
         wider = _Row()
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
             row = wider = self._rows.get(key) or _Row(*deepcopy((wider.bias, wider.errors)))
-            put_newest(self._rows, key, row, self._rows_max)
+            put_newest(self._rows, key, row, ROWS_MAX)
             followed.every.append(row)
             horizon = horizon_of(row.bias.level_s(quantiles.own.mean))
             apart_s = predicted.at_s - row.followed_s[horizon]

@@ -107,7 +107,6 @@ def _predicted(event: RequestEvent, reported_s: float) -> Predicted | None:
         n_gpu=event.n_gpu,
         instance=event.instance,
         requests_ahead=event.requests_ahead,
-        profile_version=event.profile_version,
     )
 
 
