@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.statistics.length_model import LengthGuess
@@ -87,6 +87,49 @@ class ReportedOperation:
     tokens: int = 0
 
 
+class Count(StrEnum):
+    """Events that are counted by the second."""
+
+    ACCEPTED = "accepted"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    OUTPUT_TOKENS = "output_tokens"
+    PULLED = "pulled"
+    UNPULLED = "unpulled"
+    EVICTED = "evicted"
+    RECOVERED = "recovered"
+    KV_OFFLOADED = "kv_offloaded"
+    KV_RESTORED = "kv_restored"
+    MODELS_SWAPPED = "models_swapped"
+    MODELS_WARMED = "models_warmed"
+    GROUPS_MOVED = "groups_moved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A request that ended as `state`, COMPLETED, FAILED, CANCELLED or EXPIRED. `latency_s`: acceptance to end; `slack_s`: seconds left
+    of its SLO when that was met, negative where it was missed, None where it cannot be judged; `wait_s`: acceptance to the first start,
+    None where that is not known."""
+
+    queue_id: str
+    at_s: float
+    state: Count
+    slo_class: str
+    latency_s: float
+    slack_s: float | None = None
+    wait_s: float | None = None
+    output_tokens: int = 0
+
+    @property
+    def outcome(self) -> str:
+        """ "attained", "missed" or "unjudged" (no SLO in seconds is known) of one that completed, else its state."""
+        if self.state is not Count.COMPLETED:
+            return str(self.state)
+        return "unjudged" if self.slack_s is None else "attained" if self.slack_s >= 0.0 else "missed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupClass:
     """The machine's part of a group's record."""
@@ -120,7 +163,7 @@ class Tick:
     read_to: EntryId = (0, 0)
 
 
-Event = Lifecycle | ReportedOperation | QueueSeen | Imported | Predicted | Judged | Tick
+Event = Lifecycle | ReportedOperation | QueueSeen | Imported | Predicted | Ended | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,4 +184,4 @@ class HardwareUnknown:
     why: str
 
 
-Effect = Publish | HardwareUnknown
+Effect = Publish | HardwareUnknown | Judged

@@ -8,10 +8,9 @@ from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import events_pb2
 from qlm_core.statistics.length_model import LengthGuess
-from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
-from qlm_estimator.outcomes.report import Ended, Outcomes
+from qlm_estimator.events import EntryId, Event, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
+from qlm_estimator.outcomes.report import Outcomes
 from qlm_estimator.outcomes.wire import take
-from qlm_estimator.predictions import Judged, Predicted
 from qlm_process.wire import lengths as length_wire
 from qlm_queue.values import StreamEntry
 
@@ -34,9 +33,7 @@ _OPERATIONS = {
 """Kinds that are in neither, of which a newer version may write some, teach nothing."""
 
 
-def events_of(
-    entry: StreamEntry, outcomes: Outcomes, classes: Mapping[str, str]
-) -> list[Lifecycle | ReportedOperation | Predicted | Judged | Ended]:
+def events_of(entry: StreamEntry, outcomes: Outcomes, classes: Mapping[str, str]) -> list[Event]:
     """The events of an entry that teach something, in order; all of them are counted in `outcomes`. `classes`: group id -> SLO class, for
     ends that do not name it. Raises ValueError where the entry is malformed."""
     try:
@@ -44,13 +41,15 @@ def events_of(
     except DecodeError as error:
         raise ValueError(f"entry {entry.entry_id} is no RequestEvents message") from error
     entry_id = entry_id_of(entry.entry_id)
-    found: list[Lifecycle | ReportedOperation | Predicted | Judged | Ended] = []
+    found: list[Event] = []
     for index, event in enumerate(message.events):
         if event.kind in _KINDS:
             found.append(_lifecycle(entry_id, index, event))
         elif event.kind in _OPERATIONS and event.took_s != 0.0:
             found.append(_operation(entry_id, index, event))
-        found += take(outcomes, event, entry_id[0] / 1000.0, classes)
+        taken = take(outcomes, event, entry_id[0] / 1000.0, classes)
+        if taken is not None:
+            found.append(taken)
     return found
 
 

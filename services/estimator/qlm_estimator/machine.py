@@ -21,6 +21,7 @@ from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.calibration.feedback import Feedback
 from qlm_estimator.events import (
     Effect,
+    Ended,
     Event,
     GroupClass,
     HardwareUnknown,
@@ -35,7 +36,7 @@ from qlm_estimator.events import (
     entry_text,
 )
 from qlm_estimator.lengths.requests import RequestLengths
-from qlm_estimator.predictions import Judged, Predicted
+from qlm_estimator.predictions import Predicted
 from qlm_estimator.speed.activity import Activity, FinishedRun
 from qlm_estimator.speed.base_rows import BaseRows
 from qlm_estimator.speed.factor import SpeedLearner
@@ -114,26 +115,29 @@ class EstimatorMachine:
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Takes an event at `now_s` of the queue's clock. A publication that failed is not asked for again: the next one replaces it. None
         is made between the events of an entry, so that each holds all events up to its `last_event_id`, and nothing after it."""
+        effects: list[Effect] = []
         match event:
             case Lifecycle() | ReportedOperation():
                 self._learn(event)
             case QueueSeen():
                 self._see(event)
+                effects += self._unknown_hardware(event.instances)
             case Imported():
                 self._restore(event.snapshot)
                 self._learned, self._published_s = True, -float("inf")
-            case Predicted():
-                self._feedback.predict(event)
-            case Judged():
-                self.counts.judged += 1
-                self._learned |= self._feedback.judge(event)
+            case Predicted() | Ended():
+                judged = self._feedback.predict(event) if isinstance(event, Predicted) else self._feedback.end(event)
+                if judged is not None:
+                    self.counts.judged += 1
+                    self._learned = True
+                    effects.append(judged)
             case Tick():
                 self._read = max(self._read, event.read_to)
             case _:
                 assert_never(event)
-        between_entries = not isinstance(event, Lifecycle | ReportedOperation | Predicted | Judged)
-        found = self._unknown_hardware(event.instances) if isinstance(event, QueueSeen) else ()
-        return [*found, *(self._publish_if_due(now_s) if between_entries else ())]
+        if isinstance(event, QueueSeen | Imported | Tick):
+            effects += self._publish_if_due(now_s)
+        return effects
 
     def _unknown_hardware(self, instances: tuple[InstanceFacts, ...]) -> Iterator[Effect]:
         """Each pair once."""
@@ -222,7 +226,6 @@ class EstimatorMachine:
             case LifecycleKind.ENDED:
                 self._lengths.ended(event)
                 self._leave(event)
-                self._feedback.forget(event.queue_id)
             case LifecycleKind.COMPLETED:
                 self._completed(event)
             case _:

@@ -9,8 +9,9 @@ from prometheus_client import Counter, Gauge
 
 from qlm_core.profiles.hardware_profile import TIMED_OPERATIONS, OperationSlowdown
 from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_estimator.events import Ended
 from qlm_estimator.machine import Counts
-from qlm_estimator.outcomes.report import CalibrationRow, Ended
+from qlm_estimator.outcomes.report import CalibrationRow
 from qlm_process.metrics import Metrics
 
 

@@ -14,6 +14,7 @@ from qlm_core.vocabulary.errors import LeaseLost, PreconditionFailed, Unavailabl
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.events import (
+    Ended,
     Event,
     GroupClass,
     HardwareUnknown,
@@ -26,7 +27,8 @@ from qlm_estimator.events import (
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes
+from qlm_estimator.outcomes.report import WINDOW_MAX_S, Outcomes
+from qlm_estimator.predictions import Judged
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.instances import instances_in
 from qlm_process.queue.leases import LeaseKeeper, RoleElection, Sleep
@@ -167,8 +169,7 @@ class EstimatorShell:
         for event in happened:
             if isinstance(event, Ended):
                 self._metrics.count_outcome(event)
-            else:
-                await self._step(keeper, machine, event)
+            await self._step(keeper, machine, event)
 
     async def _step(self, keeper: LeaseKeeper, machine: EstimatorMachine, event: Event) -> None:
         for effect in machine.step(self._clock.now_s(), event):
@@ -177,6 +178,9 @@ class EstimatorShell:
                     snapshot = effect.snapshot
                     await self._queue.publish_profiles(keeper.lease, snapshot.version, profile_wire.to_body(snapshot))
                     self._metrics.report_snapshot(snapshot)
+                case Judged():
+                    assert self.outcomes is not None, "a leader has them"
+                    self.outcomes.judge(effect)
                 case HardwareUnknown():
                     structlog.get_logger().warning("hardware_unknown", **asdict(effect))
                 case _:

@@ -25,12 +25,15 @@ from qlm_core.profiles.calibration import (
 from qlm_core.statistics.distribution import Normal
 from qlm_estimator.calibration.bias import CHANGED, SHORT_S, BiasFactor
 from qlm_estimator.calibration.conformal import ErrorQuantiles, Weighted
+from qlm_estimator.events import Count, Ended
 from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.predictions import AGE_MAX_S, OUTSTANDING_MAX, Judged, Predicted, PredictedQuantiles
 
 PER_WAIT = 16.0
 """Predictions of a kind that are followed within the time that one of them stands for; of more, those between are left out: they err
 alike."""
+UNPREDICTED_MAX = 10_000
+"""Last ends without a prediction: a short request may end before its gateway reports the prediction, about a second later at most."""
 LATE = LEVELS.index(0.9)
 
 
@@ -81,6 +84,7 @@ class Feedback:
         self._slowdown_of = slowdown_of
         self._rows: dict[CalibrationKey, _Row] = {(time.value, "", "", 0, ""): _Row() for time in CalibratedTime}
         self._followed: dict[tuple[str, CalibratedTime], _Followed] = {}
+        self._unpredicted: dict[str, Ended] = {}
 
     def restore(self, profiles: Iterable[CalibrationProfile]) -> None:
         """Takes published rows: their factors and quantiles as they were."""
@@ -90,13 +94,15 @@ class Feedback:
             row = _Row(BiasFactor.restored(profile.bias_factor, profile.evidence_s, profile.samples), errors)
             put_newest(self._rows, profile.key, row, ROWS_MAX)
 
-    def predict(self, predicted: Predicted) -> None:
-        """A client got this prediction."""
+    def predict(self, predicted: Predicted) -> Judged | None:
+        """A client got this prediction; judged at once where the request has completed already."""
         if len(self._followed) >= OUTSTANDING_MAX:
-            return
+            return None
         for time, quantiles in ((CalibratedTime.WAIT, predicted.wait), (CalibratedTime.COMPLETION, predicted.completion)):
             if quantiles is not None and quantiles.own.mean >= 0.0:
                 self._follow(time, predicted, quantiles)
+        ended = self._unpredicted.pop(predicted.queue_id, None)
+        return None if ended is None else self.end(ended)
 
     def _follow(self, time: CalibratedTime, predicted: Predicted, quantiles: PredictedQuantiles) -> None:
         followed = _Followed(predicted, quantiles, self._slowdown_of(predicted.model, predicted.instance))
@@ -138,18 +144,21 @@ class Feedback:
             self._pass(followed, at_s)
             followed.pulled = True
 
-    def judge(self, judged: Judged) -> bool:
-        """A request completed: all that was predicted of it is known by now; whether anything was learned."""
-        queue_id = judged.predicted.queue_id
-        learned = judged.wait_s is not None and self._end(queue_id, CalibratedTime.WAIT, judged.wait_s)
-        learned |= self._end(queue_id, CalibratedTime.COMPLETION, judged.completion_s)
-        self.forget(queue_id)
-        return learned
+    def end(self, ended: Ended) -> Judged | None:
+        """A request ended: if it completed, all that was predicted of it is known by now, and else nothing ever will be."""
+        wait = self._drop((ended.queue_id, CalibratedTime.WAIT))
+        completion = self._drop((ended.queue_id, CalibratedTime.COMPLETION))
+        if ended.state is not Count.COMPLETED:
+            return None
+        if completion is None:
+            put_newest(self._unpredicted, ended.queue_id, ended, UNPREDICTED_MAX)
+            return None
+        if wait is not None and ended.wait_s is not None:
+            self._end(wait, ended.wait_s)
+        self._end(completion, ended.latency_s)
+        return Judged(predicted=completion.predicted, at_s=ended.at_s, completion_s=ended.latency_s, wait_s=ended.wait_s)
 
-    def _end(self, queue_id: str, time: CalibratedTime, actual_s: float) -> bool:
-        followed = self._drop((queue_id, time))
-        if followed is None or not (math.isfinite(actual_s) and actual_s >= 0.0):
-            return False
+    def _end(self, followed: _Followed, actual_s: float) -> None:
         for which, limit_s in enumerate(followed.limits_s):
             if not followed.missed[which]:
                 followed.missed[which] = actual_s > limit_s
@@ -161,12 +170,6 @@ class Feedback:
         if abs(scale - 1.0) < CHANGED:
             for row in followed.every:
                 row.bias.add(predicted.at_s, scale * followed.quantiles.own.mean, actual_s)
-        return True
-
-    def forget(self, queue_id: str) -> None:
-        """The request ended in another way."""
-        for time in CalibratedTime:
-            self._drop((queue_id, time))
 
     def profiles(self, now_s: float) -> tuple[CalibrationProfile, ...]:
         """The rows by key. The errors of those that are beyond their p90 by now count as far as they have come (without them 65% instead of

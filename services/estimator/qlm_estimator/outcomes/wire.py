@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.statistics.distribution import Normal
-from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport
-from qlm_estimator.predictions import Judged, Predicted, PredictedQuantiles, quantiles_of
+from qlm_estimator.events import Count, Ended
+from qlm_estimator.outcomes.report import Outcomes, OutcomesReport
+from qlm_estimator.predictions import Predicted, PredictedQuantiles, quantiles_of
 from qlm_process.wire.profile import TIME_NUMBERS
 
 LATENCY_MAX_S = 365 * 86_400.0
@@ -34,9 +35,8 @@ _ENDS = {
 _REQUEUED = {"evicted": Count.EVICTED, "lost": Count.RECOVERED}
 
 
-def take(outcomes: Outcomes, event: RequestEvent, reported_s: float, classes: Mapping[str, str]) -> Iterator[Predicted | Ended | Judged]:
-    """Counts an event; gives the prediction that a client was shown, the request that ended, and its judged prediction."""
-    judged: Judged | None = None
+def take(outcomes: Outcomes, event: RequestEvent, reported_s: float, classes: Mapping[str, str]) -> Predicted | Ended | None:
+    """Counts an event; returns the prediction that a client was shown, or the request that ended."""
     if event.kind in _COUNTED:
         outcomes.count(reported_s, _COUNTED[event.kind])
     elif event.kind == events_pb2.EVENT_KIND_GROUPS_MOVED:
@@ -45,15 +45,13 @@ def take(outcomes: Outcomes, event: RequestEvent, reported_s: float, classes: Ma
         outcomes.count(reported_s, _REQUEUED[event.cause])
     elif event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_model:
         outcomes.count(reported_s, Count.MODELS_SWAPPED)
-    elif event.kind == events_pb2.EVENT_KIND_PREDICTED and (predicted := _predicted(event, reported_s)) is not None:
-        yield predicted
-        judged = outcomes.predict(predicted)
+    elif event.kind == events_pb2.EVENT_KIND_PREDICTED:
+        return _predicted(event, reported_s)
     elif event.kind in _ENDS:
         ended = _ended(event, reported_s, outcomes.class_name(event.slo_class or classes.get(event.group_id, "")))
-        yield ended
-        judged = outcomes.end(ended)
-    if judged is not None:
-        yield judged
+        outcomes.end(ended)
+        return ended
+    return None
 
 
 def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:
