@@ -12,8 +12,9 @@ from qlm.api.v1 import instance_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.instance import TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
+from qlm_core.vocabulary.stream import entry_id_of
 from qlm_estimator.config import EstimatorConfig, EstimatorSettings
-from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
+from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, ReportedOperation
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.outcomes.report import Outcomes
 from qlm_estimator.shell import queue_seen

@@ -9,21 +9,8 @@ from enum import Enum, StrEnum
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.statistics.length_model import LengthGuess
 from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.stream import EntryId
 from qlm_estimator.predictions import Judged, Predicted
-
-EntryId = tuple[int, int]
-"""Id of an entry of the event stream: milliseconds of the server's clock, and a sequence number within one."""
-
-
-def entry_id_of(text: str) -> EntryId:
-    """The two numbers of an entry id "<ms>-<n>"; "" and "0" are before all. Raises ValueError for anything else."""
-    ms, _, sequence = text.partition("-")
-    return (int(ms or "0"), int(sequence or "0"))
-
-
-def entry_text(entry_id: EntryId) -> str:
-    """As the server writes it."""
-    return f"{entry_id[0]}-{entry_id[1]}"
 
 
 class LifecycleKind(Enum):

@@ -8,7 +8,8 @@ from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import events_pb2
 from qlm_core.statistics.length_model import LengthGuess
-from qlm_estimator.events import EntryId, Event, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
+from qlm_core.vocabulary.stream import EntryId, entry_id_of
+from qlm_estimator.events import Event, Lifecycle, LifecycleKind, OperationKind, ReportedOperation
 from qlm_estimator.outcomes.report import Outcomes
 from qlm_estimator.outcomes.wire import take
 from qlm_process.wire import lengths as length_wire

@@ -18,6 +18,7 @@ from qlm_core.profiles.hardware_profile import HardwareKey, HardwareProfile
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.stream import entry_id_of
 from qlm_estimator.calibration.feedback import Feedback
 from qlm_estimator.events import (
     Effect,
@@ -32,8 +33,6 @@ from qlm_estimator.events import (
     QueueSeen,
     ReportedOperation,
     Tick,
-    entry_id_of,
-    entry_text,
 )
 from qlm_estimator.lengths.requests import RequestLengths
 from qlm_estimator.predictions import Predicted
@@ -175,7 +174,7 @@ class EstimatorMachine:
             workload=self._lengths.profiles(),
             length_model=self._lengths.length_model(),
             calibration=CalibrationTable(self._feedback.profiles(now_s)),
-            last_event_id=entry_text(self._read) if self._read > (0, 0) else "",
+            last_event_id="{}-{}".format(*self._read) if self._read > (0, 0) else "",
         )
         return [Publish(snapshot=self._snapshot)]
 

@@ -12,6 +12,7 @@ import structlog
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.errors import LeaseLost, PreconditionFailed, Unavailable
 from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.stream import entry_id_of
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.events import (
     Ended,
@@ -22,7 +23,6 @@ from qlm_estimator.events import (
     Publish,
     QueueSeen,
     Tick,
-    entry_id_of,
 )
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine

@@ -9,9 +9,9 @@ from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, Workload
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.stream import EntryId
 from qlm_estimator.events import (
     Effect,
-    EntryId,
     Event,
     GroupClass,
     Imported,

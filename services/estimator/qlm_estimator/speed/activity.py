@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from qlm_core.profiles.profile import HardwareProfile
 from qlm_core.vocabulary.instance import PREFILL_CHUNK_TOKENS
-from qlm_estimator.events import EntryId
+from qlm_core.vocabulary.stream import EntryId
 
 RUNS_MAX = 10_000
 """Runs that are followed on one incarnation, and prefills ahead of it; others are only counted."""
