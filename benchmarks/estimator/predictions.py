@@ -29,8 +29,8 @@ def predicted(request: Arrival, made: Prediction, at_s: float, facts: InstanceFa
     return Predicted(
         queue_id=str(request.number),
         at_s=at_s,
-        completion=PredictedQuantiles(*made.completion_s, own=made.own_completion),
-        wait=PredictedQuantiles(*made.wait_s, own=made.own_wait),
+        completion=PredictedQuantiles(made.completion_s, own=made.own_completion),
+        wait=PredictedQuantiles(made.wait_s, own=made.own_wait),
         model=request.model,
         gpu=facts.gpu,
         n_gpu=facts.n_gpu,

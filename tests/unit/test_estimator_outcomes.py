@@ -11,6 +11,7 @@ from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
 from qlm_core.profiles.calibration import CalibratedTime
+from qlm_core.statistics.distribution import Normal
 from qlm_estimator.calibration.feedback import Feedback
 from qlm_estimator.events import Count, Ended
 from qlm_estimator.lifecycle_wire import events_of
@@ -206,8 +207,8 @@ def test_what_was_told_of_wait_and_completion_is_judged() -> None:
     judged = judged_of(prediction_event(own_wait=own), completion_event())
     wait, completion = judged.predicted.wait, judged.predicted.completion
     assert wait is not None
-    assert (wait.p50_s, wait.p90_s, wait.p99_s, wait.own.mean, wait.own.variance) == (1.0, 2.0, 3.0, 0.5, 0.25)
-    assert (completion.p50_s, completion.p90_s, completion.p99_s, completion.own.mean) == (8.0, 9.0, 10.0, 8.0)
+    assert (wait.seconds, wait.own) == ((1.0, 2.0, 3.0), Normal(0.5, 0.25))
+    assert (completion.seconds, completion.own.mean) == ((8.0, 9.0, 10.0), 8.0)
     assert (judged.predicted.model, judged.predicted.gpu, judged.predicted.n_gpu, judged.predicted.instance) == ("m", "A100-80GB", 2, "a")
     assert judged.predicted.requests_ahead == 5
     assert (judged.completion_s, judged.wait_s) == (5.5, 2.5)

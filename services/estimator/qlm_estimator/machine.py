@@ -172,7 +172,7 @@ class EstimatorMachine:
             made_s=now_s,
             hardware=self._speeds.profiles(),
             workload=self._lengths.profiles(),
-            length_model=self._lengths.length_model(),
+            length_model=self._lengths.predictor.model(),
             calibration=CalibrationTable(self._feedback.profiles(now_s)),
             last_event_id="{}-{}".format(*self._read) if self._read > (0, 0) else "",
         )

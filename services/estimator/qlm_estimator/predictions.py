@@ -17,12 +17,10 @@ DEPTH_EXPONENT_MAX = 9
 
 @dataclass(frozen=True, slots=True)
 class PredictedQuantiles:
-    """Quantiles of a time from acceptance, in seconds, as the client got them. `own`: its moments as the formulas gave them, before
+    """A time from acceptance as the client got it: `seconds` of each of LEVELS. `own`: its moments as the formulas gave them, before
     calibration."""
 
-    p50_s: float
-    p90_s: float
-    p99_s: float
+    seconds: tuple[float, ...]
     own: Normal
 
 
@@ -57,7 +55,7 @@ def quantiles_of(p50_s: float, p90_s: float, p99_s: float = 0.0, own: Normal | N
     """Quantiles of which only the first two need to be known: the others are those of the normal through them."""
     deviation_s = max(0.0, p90_s - p50_s) / normal_quantile(0.9)
     normal = Normal(p50_s, deviation_s * deviation_s)
-    return PredictedQuantiles(p50_s=p50_s, p90_s=p90_s, p99_s=max(p90_s, p99_s or normal.quantile(0.99)), own=own or normal)
+    return PredictedQuantiles((p50_s, p90_s, max(p90_s, p99_s or normal.quantile(0.99))), own or normal)
 
 
 def depth_class(requests_ahead: int) -> str:

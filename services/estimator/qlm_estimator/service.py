@@ -71,20 +71,14 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         """Raises InvalidRequest, PreconditionFailed (NOT_LEADER) on a standby, and Unavailable."""
         if self._leader.outcomes is None:
             raise await self._not_leader()
-        # Bounded before it is read, which takes its time; version and time of a snapshot are not taken.
+        # Bounded before it is read, which takes its time.
         given = request.profiles
         if max(len(given.hardware), len(given.workload), len(given.calibration)) > ROWS_MAX:
             raise invalid_field("profiles", f"at most {ROWS_MAX} rows of each kind")
         if max(len(given.length_model.features), len(given.length_model.scores)) > WEIGHTS_MAX:
             raise invalid_field("profiles", f"a length model of at most {WEIGHTS_MAX} features")
-        profiles = estimator_pb2.ProfileSnapshot(
-            hardware=given.hardware,
-            workload=given.workload,
-            calibration=given.calibration,
-            length_model=given.length_model if given.HasField("length_model") else None,
-        )
         try:
-            rows = importable(profile_wire.from_proto(profiles))
+            rows = importable(profile_wire.from_proto(given))
         except ValueError as error:
             raise invalid_field("profiles", f"rows of sound figures: {error}") from error
         version = await self._leader.take_import(rows)

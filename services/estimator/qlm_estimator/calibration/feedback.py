@@ -67,10 +67,6 @@ class _Followed:
     missed: list[bool] = field(default_factory=lambda: [False] * len(LEVELS))
     pulled: bool = False
 
-    @property
-    def limits_s(self) -> tuple[float, ...]:
-        return (self.quantiles.p50_s, self.quantiles.p90_s, self.quantiles.p99_s)
-
 
 SlowdownOf = Callable[[str, str], float]
 """How slow the engine of a model on an instance is believed to be now."""
@@ -131,7 +127,7 @@ class Feedback:
     def _pass(self, followed: _Followed, now_s: float) -> bool:
         learned = False
         if followed.rows and not followed.pulled:
-            for which, limit_s in enumerate(followed.limits_s):
+            for which, limit_s in enumerate(followed.quantiles.seconds):
                 if not followed.missed[which] and followed.predicted.at_s + limit_s < now_s:
                     followed.missed[which] = learned = True
                     self._learn(followed, which, limit_s)
@@ -159,7 +155,7 @@ class Feedback:
         return Judged(predicted=completion.predicted, at_s=ended.at_s, completion_s=ended.latency_s, wait_s=ended.wait_s)
 
     def _end(self, followed: _Followed, actual_s: float) -> None:
-        for which, limit_s in enumerate(followed.limits_s):
+        for which, limit_s in enumerate(followed.quantiles.seconds):
             if not followed.missed[which]:
                 followed.missed[which] = actual_s > limit_s
                 self._learn(followed, which, actual_s)

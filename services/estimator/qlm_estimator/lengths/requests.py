@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qlm_core.profiles.profile import ProfileSnapshot, WorkloadProfile
-from qlm_core.statistics.length_model import LengthModel
 from qlm_core.vocabulary.group import token_class
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.events import GroupClass, Lifecycle
@@ -31,11 +30,11 @@ class RequestLengths:
         self.rows = LengthLearner(memory=memory, rows_max=rows_max)
         self._made_by = made
         self._begun: dict[str, Begun] = {}
-        self._predictor = LengthPredictor()
+        self.predictor = LengthPredictor()
 
     def restore(self, snapshot: ProfileSnapshot) -> None:
         self.rows.restore(snapshot.workload)
-        self._predictor.restore(snapshot.length_model)
+        self.predictor.restore(snapshot.length_model)
 
     def pulled(self, event: Lifecycle, spec: ModelSpec, group: GroupClass | None) -> None:
         """An agent took a request of a model."""
@@ -82,7 +81,7 @@ class RequestLengths:
         began = {} if begun is None else begun.classes
         self.rows.finish({key: began.get(key, clock) for key, clock in now.items()}, event.prompt_tokens, event.output_tokens)
         if guess is not None:
-            self._predictor.learn(model, guess, event.output_tokens)
+            self.predictor.learn(model, guess, event.output_tokens)
 
     def missed(self) -> None:
         """Events were trimmed unread: who runs is not known."""
@@ -91,10 +90,6 @@ class RequestLengths:
     def profiles(self) -> tuple[WorkloadProfile, ...]:
         """The workload rows to publish."""
         return self.rows.profiles((begun, self._made(queue_id, begun)) for queue_id, begun in self._begun.items())
-
-    def length_model(self) -> LengthModel:
-        """The length model to publish."""
-        return self._predictor.model()
 
     def _made(self, queue_id: str, begun: Begun) -> float:
         """Tokens that a request has made at least."""

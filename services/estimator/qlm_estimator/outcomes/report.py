@@ -14,6 +14,7 @@ import numpy as np
 
 from qlm_core.profiles.calibration import CalibratedTime
 from qlm_core.statistics.normal_arrays import Floats
+from qlm_core.vocabulary.group import shortest_slo_s
 from qlm_estimator.events import Count, Ended
 from qlm_estimator.predictions import Judged, PredictedQuantiles, depth_class
 
@@ -116,12 +117,11 @@ class Outcomes:
 
 def class_order(name: str) -> tuple[int, float, str]:
     """Seconds first, the shortest first ("1/4s", "32s"); then priorities, lower first; then anything else."""
-    if name.endswith("s"):
-        top, _, bottom = name[:-1].partition("/")
-        if top.isdigit() and (bottom.isdigit() or not bottom) and int(bottom or "1"):
-            return (0, int(top) / int(bottom or "1"), name)
     number = name.removeprefix("p")
-    return (1, float(number), name) if name.startswith("p") and number.removeprefix("-").isdigit() else (2, 0.0, name)
+    if name.startswith("p") and number.removeprefix("-").isdigit():
+        return (1, float(number), name)
+    slo_s = shortest_slo_s(name)
+    return (0 if math.isfinite(slo_s) else 2, slo_s, name)
 
 
 def _class_report(name: str, counts: Mapping[tuple[str, str], int]) -> ClassReport:
@@ -149,9 +149,9 @@ def calibration_rows(judged: Sequence[Judged]) -> tuple[CalibrationRow, ...]:
     )
 
 
-def _numbers(quantiles: PredictedQuantiles | None, actual_s: float | None) -> tuple[float, float, float, float]:
+def _numbers(quantiles: PredictedQuantiles | None, actual_s: float | None) -> tuple[float, ...]:
     """p50, p90, p99 and the actual time, NaN where that is not known."""
-    return (math.nan,) * 4 if quantiles is None or actual_s is None else (quantiles.p50_s, quantiles.p90_s, quantiles.p99_s, actual_s)
+    return (math.nan,) * 4 if quantiles is None or actual_s is None else (*quantiles.seconds, actual_s)
 
 
 def _row(time: CalibratedTime, depth: str, known: Floats) -> CalibrationRow:

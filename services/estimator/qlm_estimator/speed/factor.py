@@ -111,7 +111,8 @@ class SpeedLearner:
         row = self._row(instance.name, instance.gpu, instance.n_gpu, profile_name)
         if row is None or output_tokens < 2 or not run.run.certain or not run.seconds > 0.0:
             return False
-        predicted_s = _predicted_s(row.base, run, output_tokens - 1)
+        decode_s = (output_tokens - 1) * row.base.decode_step_s(max(1.0, run.sequences), run.context_tokens)
+        predicted_s = decode_s + row.base.prefill_work_s(run.prefill_tokens, run.prefill_squares)
         measured_s = run.seconds * instance.time_scale
         if not predicted_s / RATIO_MAX < measured_s < predicted_s * RATIO_MAX:
             return False
@@ -136,9 +137,3 @@ class SpeedLearner:
         base = self._base.of(gpu, n_gpu, profile_name)
         row = self._rows.get((instance, profile_name))
         return row if row is not None and row.base == base else None if base is None else _Row.of(base)
-
-
-def _predicted_s(base: HardwareProfile, run: FinishedRun, steps: int) -> float:
-    """Seconds of the profile's own clock."""
-    decode_s = steps * base.decode_step_s(max(1.0, run.sequences), run.context_tokens)
-    return decode_s + base.prefill_work_s(run.prefill_tokens, run.prefill_squares)
