@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from google.protobuf.message import DecodeError
 
@@ -32,6 +33,8 @@ _OPERATIONS = {
     events_pb2.EVENT_KIND_KV_RESTORED: OperationKind.KV_MOVED,
 }
 """Kinds that are in neither, of which a newer version may write some, teach nothing."""
+_COPIED = {each.name for each in fields(Lifecycle)} & set(events_pb2.RequestEvent.DESCRIPTOR.fields_by_name) - {"kind", "length_guess"}
+"""Fields that an event has as it is."""
 
 
 def events_of(entry: StreamEntry, outcomes: Outcomes, classes: Mapping[str, str]) -> list[Event]:
@@ -59,20 +62,9 @@ def _lifecycle(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) ->
         kind=_KINDS[event.kind],
         entry_id=entry_id,
         index=index,
-        queue_id=event.queue_id,
-        group_id=event.group_id,
-        incarnation=event.incarnation,
-        attempt=event.attempt,
-        acceptance_number=event.acceptance_number,
-        prompt_tokens=event.prompt_tokens,
-        model=event.model,
-        slo_class=event.slo_class,
-        output_tokens=event.output_tokens,
-        first_token_s=event.first_token_s,
-        finished_s=event.finished_s,
-        paused_s=event.paused_s,
         started=event.kind != events_pb2.EVENT_KIND_UNPULLED,
         length_guess=_guess(event),
+        **{name: getattr(event, name) for name in _COPIED},
     )
 
 

@@ -149,13 +149,9 @@ class EstimatorMachine:
                 why = why_none(*key, spec.facts)
                 yield HardwareUnknown(instance=instance.name, gpu=instance.gpu, n_gpu=instance.n_gpu, model=spec.profile, why=why)
 
-    # Feedback ---------------------------------------------------------------------------------------------------------
-
     def _slowdown(self, model: str, instance: str) -> float:
         spec = self._catalogue.get(model)
         return 1.0 if spec is None else self._speeds.slowdown(instance, spec.profile)
-
-    # Publication ------------------------------------------------------------------------------------------------------
 
     def _publish_if_due(self, now_s: float) -> list[Effect]:
         if now_s < self._published_s:  # the clock was set back
@@ -183,8 +179,6 @@ class EstimatorMachine:
         self._lengths.restore(snapshot)
         self._speeds.restore(snapshot.hardware)
 
-    # The queue --------------------------------------------------------------------------------------------------------
-
     def _see(self, seen: QueueSeen) -> None:
         """Incarnations that are new to the machine begin with what the reading says of them; others go on by their events."""
         self._groups = seen.groups
@@ -197,8 +191,6 @@ class EstimatorMachine:
         for operation in self._unseen_operations:  # who is not known by now is gone
             self._learn_operation(operation)
         self._unseen_operations.clear()
-
-    # Lifecycle --------------------------------------------------------------------------------------------------------
 
     def _learn(self, event: Lifecycle | ReportedOperation) -> None:
         self.counts.events += 1
@@ -298,9 +290,7 @@ class EstimatorMachine:
         self.counts.lengths += 1
         self._learned = True
         instance = self._instances.get(event.incarnation)
-        if instance is None:
-            return
-        if run is not None and run.run.attempt == event.attempt == 1:
+        if instance is not None and run is not None and run.run.attempt == event.attempt == 1:
             added = self._speeds.add(instance, spec.profile, run, event.output_tokens)
             self.counts.speeds += added
             self.counts.refused += not added

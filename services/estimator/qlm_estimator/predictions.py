@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qlm_core.statistics.distribution import Normal, normal_quantile
+from qlm_core.vocabulary.group import prompt_class
 
 OUTSTANDING_MAX = 10_000
 """Predictions whose requests have not ended that are kept; beyond it new ones are left out, since the longest waits would otherwise never
@@ -62,7 +63,4 @@ def depth_class(requests_ahead: int) -> str:
     """The power of four at or above the requests ahead: "16" for 5 to 16; "0" for none, "262144+" beyond the largest."""
     if requests_ahead <= 0:
         return "0"
-    for exponent in range(DEPTH_EXPONENT_MAX + 1):
-        if requests_ahead <= 4**exponent:
-            return str(4**exponent)
-    return f"{4**DEPTH_EXPONENT_MAX}+"
+    return prompt_class(requests_ahead) if requests_ahead <= 4**DEPTH_EXPONENT_MAX else f"{4**DEPTH_EXPONENT_MAX}+"

@@ -27,30 +27,23 @@ WINDOW_S = 300.0
 
 
 class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
-    def __init__(
-        self,
-        *,
-        queue: Queue,
-        clock: ServerClock,
-        shipped: ProfileSnapshot,
-        leader: EstimatorShell,
-    ) -> None:
+    def __init__(self, *, queue: Queue, clock: ServerClock, shipped: ProfileSnapshot, leader: EstimatorShell) -> None:
         self._leader = leader
         self._queue = queue
         self._clock = clock
         self._snapshot = shipped
-        self._unreadable = -1
+        self._version = -1  # read last
 
     async def GetProfiles(  # noqa: N802 (gRPC names it)
         self, request: estimator_pb2.GetProfilesRequest, context: Context
     ) -> estimator_pb2.ProfileSnapshot:
         """The newest snapshot that was published and can be read; version 0, the shipped one, where none was. Raises Unavailable."""
         version, body = await self._queue.read_profiles()
-        if body and version not in (self._snapshot.version, self._unreadable):
+        if body and version != self._version:
+            self._version = version
             try:
                 self._snapshot = profile_wire.from_body(body)
             except ValueError as error:
-                self._unreadable = version
                 structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
         return profile_wire.to_proto(self._snapshot)
 

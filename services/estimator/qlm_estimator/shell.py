@@ -14,16 +14,7 @@ from qlm_core.vocabulary.errors import LeaseLost, PreconditionFailed, Unavailabl
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_core.vocabulary.stream import entry_id_of
 from qlm_estimator.config import EstimatorSettings
-from qlm_estimator.events import (
-    Ended,
-    Event,
-    GroupClass,
-    HardwareUnknown,
-    Imported,
-    Publish,
-    QueueSeen,
-    Tick,
-)
+from qlm_estimator.events import Ended, Event, GroupClass, HardwareUnknown, Imported, Publish, QueueSeen, Tick
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
@@ -196,11 +187,7 @@ def queue_seen(overview: Overview) -> QueueSeen:
         instances=instances,
         running={facts.incarnation: running.get(facts.name, 0) for facts in instances},
         groups={
-            group_id: GroupClass(
-                model=record.meta.get("model", ""),
-                slo_class=record.meta.get("slo_class", ""),
-                token_class=record.meta.get("token_class", ""),
-            )
+            group_id: GroupClass(**{name: record.meta.get(name, "") for name in ("model", "slo_class", "token_class")})
             for group_id, record in overview.groups.items()
         },
     )

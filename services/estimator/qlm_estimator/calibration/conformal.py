@@ -56,16 +56,13 @@ class _Level:
     def learn(self, missed: bool, place: float, outstanding: int) -> None:
         """`place`: share of the errors known so far that are above this one."""
         scale = _learning_rate(self.miss)
-        losses = [self._loss(place, asked) for asked in self.asked]
+        losses = [self.miss * (place - asked) - min(0.0, place - asked) for asked in self.asked]
         slower = (1.0 + outstanding) ** -0.5
         weights = [weight * math.exp(-scale * slower * loss) for weight, loss in zip(self.weights, losses, strict=True)]
         total = sum(weights)
         self.weights = [(1.0 - SHARE) * weight / total + SHARE / len(RATES) for weight in weights]
         step = slower * (self.miss - missed)
         self.asked = [min(ASKED_MAX * self.miss, max(0.0, asked + rate * step)) for asked, rate in zip(self.asked, RATES, strict=True)]
-
-    def _loss(self, place: float, asked: float) -> float:
-        return self.miss * (place - asked) - min(0.0, place - asked)
 
 
 ROUNDING = 1e-9

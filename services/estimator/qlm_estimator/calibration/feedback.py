@@ -68,15 +68,12 @@ class _Followed:
     pulled: bool = False
 
 
-SlowdownOf = Callable[[str, str], float]
-"""How slow the engine of a model on an instance is believed to be now."""
-
-
 class Feedback:
     """Rows for waits and completions of (model, GPUs, instance), of (model) and of all. At most ROWS_MAX: the one that was not updated
     for the longest goes first."""
 
-    def __init__(self, *, slowdown_of: SlowdownOf) -> None:
+    def __init__(self, *, slowdown_of: Callable[[str, str], float]) -> None:
+        """`slowdown_of`: how slow the engine of a model on an instance is believed to be now."""
         self._slowdown_of = slowdown_of
         self._rows: dict[CalibrationKey, _Row] = {(time.value, "", "", 0, ""): _Row() for time in CalibratedTime}
         self._followed: dict[tuple[str, CalibratedTime], _Followed] = {}

@@ -14,19 +14,15 @@ from qlm_estimator.lengths.predictor import LengthPredictor
 RUNNING_MAX = 65_536
 """Requests that are followed; beyond it the oldest is forgotten."""
 SURE_SHARE = 0.8
-"""Share of its expected tokens that a run has surely made: a bound that is too high would count a request as
-longer than it is."""
-
-Made = Callable[[str, str], float]
-"""Tokens that an incarnation is taken to have made of a request by now, by what it is busy with (`activity`)."""
+"""Share of its expected tokens that a run has surely made: too high a bound would count a request as longer than it is."""
 
 
 class RequestLengths:
     """Output lengths of one queue. A request's class, and what it weighs, are those at its first start; one whose start was not seen counts
     as if it had started at its end."""
 
-    def __init__(self, *, memory: float, rows_max: int, made: Made) -> None:
-        """As `LengthLearner`."""
+    def __init__(self, *, memory: float, rows_max: int, made: Callable[[str, str], float]) -> None:
+        """`made`: tokens that an incarnation is taken to have made of a request by now, by what it is busy with (`activity`)."""
         self.rows = LengthLearner(memory=memory, rows_max=rows_max)
         self._made_by = made
         self._begun: dict[str, Begun] = {}

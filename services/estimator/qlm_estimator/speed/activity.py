@@ -119,8 +119,7 @@ class Activity:
         if max(len(self._runs), len(self._prefilling)) >= RUNS_MAX:
             self._unknown += 1
             return
-        if hardware is not None:
-            self._hardware = hardware
+        self._hardware = hardware or self._hardware
         run = Run(
             queue_id=queue_id,
             attempt=attempt,
@@ -140,9 +139,11 @@ class Activity:
         after the pull is taken to be at `at_s`. `output_tokens`: that it made here, `first_token_s`: when the first of them came; 0 where
         nobody knows. `paused_s`: in which it had no seat since then: its time tells nothing of the steps."""
         self._advance(at_s)
-        if first_token_s > 0.0:
-            self._prefilled(queue_id)
-        run = self._forget(queue_id)
+        run = self._runs.get(queue_id)
+        if run is not None and first_token_s > 0.0 and not self._seats:  # its prompt is done, and all before it
+            while run.decode_began is None and self._prefilling:
+                self._begin_decoding()
+        self._forget(queue_id)
         if run is None:
             self._unknown = max(0, self._unknown - 1)
             return None
@@ -154,8 +155,7 @@ class Activity:
         if steps <= 0.0:
             return None
         ended_s = ended_s if ended_s > run.pulled_s else self._at_s
-        seconds = ended_s - first_token_s if run.pulled_s <= first_token_s < ended_s else 0.0
-        seconds = seconds if paused_s == 0.0 else 0.0
+        seconds = ended_s - first_token_s if run.pulled_s <= first_token_s < ended_s and paused_s == 0.0 else 0.0
         behind = now.pulled - run.at_pull.pulled
         squares = now.pulled_squares - run.at_pull.pulled_squares
         if self._seats:
@@ -211,12 +211,6 @@ class Activity:
             self._decoding_began += self._now.steps
             self._decoding_prompts += run.prompt_tokens
 
-    def _prefilled(self, queue_id: str) -> None:
-        """A request has made a token: its prompt is done, and all before it."""
-        run = self._runs.get(queue_id)
-        while run is not None and run.decode_began is None and self._prefilling and not self._seats:
-            self._begin_decoding()
-
     def _pass(self, until_s: float, *, prefilling: bool) -> None:
         passed_s = until_s - self._at_s
         if passed_s <= 0.0:
@@ -238,13 +232,12 @@ class Activity:
         own = self._decoding_prompts + self._decoding * step - self._decoding_began
         return own * sequences / self._decoding if self._decoding else 0.0
 
-    def _forget(self, queue_id: str) -> Run | None:
+    def _forget(self, queue_id: str) -> None:
         run = self._runs.pop(queue_id, None)
         if run is not None and run.decode_began is not None:
             self._decoding -= 1
             self._decoding_prompts -= run.prompt_tokens
             self._decoding_began = self._decoding_began - run.decode_began.steps if self._decoding else 0.0
-        return run
 
     def _prefill_token_s(self, prompt_tokens: int) -> float:
         """Seconds per token of a prompt whose chunks ride along with the present decode steps."""

@@ -43,10 +43,6 @@ class _Row:
     operations: dict[str, OperationFactor]
     runs: int = 0
 
-    @classmethod
-    def of(cls, base: HardwareProfile) -> _Row:
-        return cls(base, prior_s(base), prior_s(base), prior_s(base), operation_factors(base))
-
     @property
     def slowdown(self) -> float:
         return self.measured_s / self.predicted_s
@@ -135,5 +131,9 @@ class SpeedLearner:
     def _row(self, instance: str, gpu: str, n_gpu: int, profile_name: str) -> _Row | None:
         """The row of an instance, a new one where there is none that is held against its pair's; None for a pair without a profile."""
         base = self._base.of(gpu, n_gpu, profile_name)
+        if base is None:
+            return None
         row = self._rows.get((instance, profile_name))
-        return row if row is not None and row.base == base else None if base is None else _Row.of(base)
+        if row is not None and row.base == base:
+            return row
+        return _Row(base, prior_s(base), prior_s(base), prior_s(base), operation_factors(base))
