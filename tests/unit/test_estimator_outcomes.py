@@ -123,8 +123,8 @@ def test_the_oldest_predictions_are_kept_until_they_are_too_old() -> None:
 
 
 def test_the_order_of_classes() -> None:
-    names = ["p3", "64s", "?", "1/4s", "p-1", "2s"]
-    assert sorted(names, key=class_order) == ["1/4s", "2s", "64s", "p-1", "p3", "?"]
+    names = ["p3", "64s", "nans", "?", "1/4s", "p-1", "1/0s", "2s", "inf"]
+    assert sorted(names, key=class_order) == ["1/4s", "2s", "64s", "p-1", "p3", "1/0s", "?", "inf", "nans"]
 
 
 def test_events_are_counted_by_what_they_say() -> None:

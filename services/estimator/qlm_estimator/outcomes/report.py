@@ -121,7 +121,7 @@ def class_order(name: str) -> tuple[int, float, str]:
     if name.startswith("p") and number.removeprefix("-").isdigit():
         return (1, float(number), name)
     slo_s = shortest_slo_s(name)
-    return (0 if math.isfinite(slo_s) else 2, slo_s, name)
+    return (0, slo_s, name) if math.isfinite(slo_s) else (2, 0.0, name)
 
 
 def _class_report(name: str, counts: Mapping[tuple[str, str], int]) -> ClassReport:
