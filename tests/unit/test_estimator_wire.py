@@ -60,7 +60,9 @@ def test_every_field_of_an_event_is_read() -> None:
                 prompt_tokens=11,
                 model="chat",
                 output_tokens=12,
+                first_token_s=12.5,
                 finished_s=13.5,
+                paused_s=0.25,
                 slo_class="64s",
             )
         )
@@ -70,7 +72,8 @@ def test_every_field_of_an_event_is_read() -> None:
     assert (event.entry_id, event.index) == ((1_700_000_000_123, 4), 0)
     assert (event.queue_id, event.group_id, event.incarnation, event.attempt) == ("7-0", "g", "a/1", 2)
     assert (event.acceptance_number, event.prompt_tokens, event.model) == (9, 11, "chat")
-    assert (event.output_tokens, event.finished_s, event.slo_class) == (12, 13.5, "64s")
+    assert (event.output_tokens, event.slo_class) == (12, "64s")
+    assert (event.first_token_s, event.finished_s, event.paused_s) == (12.5, 13.5, 0.25)
 
 
 def test_kinds() -> None:

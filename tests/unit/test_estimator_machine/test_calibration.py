@@ -16,7 +16,7 @@ from .driver import BEGAN_MS, INSTANCE, Driver
 OWN = Normal(100.0, 25.0)
 
 
-def predicted(at_s: float, queue_id: str) -> Predicted:
+def predicted(at_s: float, queue_id: str, instance: str = INSTANCE.name) -> Predicted:
     return Predicted(
         queue_id=queue_id,
         at_s=BEGAN_MS / 1e3 + at_s,
@@ -25,7 +25,7 @@ def predicted(at_s: float, queue_id: str) -> Predicted:
         model="chat",
         gpu=INSTANCE.gpu,
         n_gpu=1,
-        instance=INSTANCE.name,
+        instance=instance,
     )
 
 
@@ -79,6 +79,23 @@ def test_predictions_that_wait_together_are_one_observation_of_a_bias() -> None:
         sixteen.add(0.01 * number, 100.0, 120.0)
     assert sixteen.level_s(100.0) == pytest.approx(one.level_s(100.0), abs=0.1)
     assert one.level_s(100.0) == pytest.approx(110.0, abs=0.5), "half of it, as the prior weighs as much"
+
+
+def test_a_new_instance_begins_as_its_model_and_leaves_it_alone() -> None:
+    kept = feedback.Feedback(slowdown_of=lambda _model, _instance: 1.0)
+
+    def wait(instance: str, at_s: float, actual_s: float) -> dict[str, float]:
+        kept.predict(predicted(at_s, str(at_s), instance))
+        kept.end(ended(str(at_s), at_s + actual_s, actual_s + 10.0, actual_s))
+        rows = [row for row in kept.profiles(BEGAN_MS / 1e3 + at_s + actual_s) if row.time is CalibratedTime.WAIT and row.instance]
+        return {row.instance: row.bias_factor for row in rows}
+
+    for number in range(20):
+        first = wait("a", 200.0 * number, 120.0)["a"]
+    assert first == pytest.approx(1.2, rel=0.05)
+    factors = wait("b", 4_000.0, 60.0)
+    assert factors["a"] == first
+    assert 1.0 < factors["b"] < first
 
 
 def test_the_factor_is_clamped() -> None:
