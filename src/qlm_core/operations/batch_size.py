@@ -5,8 +5,9 @@ them slower. Sizes are compared by rollouts, as in model predictive control: fro
 `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
 the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do.
 
-Each choice draws one course of events and compares all sizes on it. Their values are averaged over about `CHOICES_KEPT` choices, and the
-best is the size: one course says little, and a size that moves with each of them serves nobody.
+Each choice draws one course of events and compares all sizes on it, as long as a request's end in time depends on them. Their values are
+averaged over about `CHOICES_KEPT` choices, and the best is the size: one course says little, and a size that moves with each of them serves
+nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from functools import cached_property, lru_cache
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from qlm_core.profiles.profile import HardwareProfile
 from qlm_core.statistics.length_curve import FloatArray, LengthCurve
@@ -135,15 +135,16 @@ class _Course:
         that."""
         most = max(1.0, self.seats_max / self.thinned)
         values: list[float] = []
-        value, peak, simulated, in_time = 0.0, math.inf, 0, 0
+        value, best, peak, simulated, in_time = 0.0, 0.0, math.inf, 0, 0
         for size in reversed(batch_sizes):
-            if size < peak * self.thinned and (not values or value > max(values) - MUCH_WORSE):
+            if size < peak * self.thinned and value > best - MUCH_WORSE:
                 limit = max(1.0, min(size, self.seats_max) / self.thinned)
                 if math.ceil(limit) != simulated:
                     simulated = math.ceil(limit)
                     in_time, peak = self._simulate(simulated, math.ceil(most))
                 throughput = (self.base_s / most + self.seat_s) / (self.base_s / max(1, min(limit, peak)) + self.seat_s)
                 value = in_time / max(1, len(self._slacks_s)) + THROUGHPUT_SHARE * throughput
+                best = max(best, value)
             values.append(value)
         return values[::-1]
 
@@ -222,18 +223,18 @@ class _Course:
     @cached_property
     def _slacks_s(self) -> list[float]:
         """Seconds to the deadline, less the prefill, of those that count, ascending."""
-        counted = self.arrivals[:, self.arrivals[0] < self.horizon_s]
-        running_s = self.running[1, self.running[1] != NOT_COUNTED]
-        found: list[float] = np.sort(np.concatenate([running_s, counted[1] - counted[4]])).tolist()
-        return found
+        starts_s, dues_s, _, _, prefills_s, _ = self.arrivals
+        running_s, arrivals_s = self.running[1], (dues_s - prefills_s)[starts_s < self.horizon_s]
+        found: list[float] = np.concatenate([running_s[running_s != NOT_COUNTED], arrivals_s]).tolist()
+        return sorted(found)
 
     @cached_property
     def _work(self) -> tuple[int, float, float, float]:
         """Requests that wait, seconds to the last start, tokens of all requests, and most tokens of one, made or expected."""
-        tokens = np.concatenate([self.running[0], self.arrivals[2]])
-        most = max(tokens.max(initial=0.0), self.arrivals[3].max(initial=0.0))
-        starts_s = self.arrivals[0]
-        return int(np.count_nonzero(starts_s == 0.0)), float(starts_s.max(initial=0.0)), float(tokens.sum()), float(most)
+        left, starts_s = self.running[0], self.arrivals[0]
+        most = max(left.max(initial=0.0), self.arrivals[2:4].max(initial=0.0))
+        tokens = float(left.sum() + self.arrivals[2].sum())
+        return int(np.count_nonzero(starts_s == 0.0)), float(starts_s.max(initial=0.0)), tokens, float(most)
 
     @cached_property
     def _events(self) -> tuple[list[float], list[_Arrival], list[tuple[float, float]]]:
@@ -264,12 +265,23 @@ def _course(
     horizon_s = HORIZON_OUTPUTS * _mean(outputs, weights) * (base_s + seat_s * seats_max)
     drawn_s = 2.0 * horizon_s / share
     thinned = max(1.0, (sum(counts) + drawn_s * sum(each.arrivals_per_s for each in demands)) / REQUESTS_MAX)
-    draws = [_draw(chance, each, thinned, horizon_s, drawn_s) for each in demands]
-    kept, places, starts_s, dues_s, levels = zip(*draws, strict=True)
+    first_s, numbers = _pairs(each.waiting for each in demands)
+    waiting = numbers.astype(np.int64)
+    parts = np.cumsum([0, *(len(each.waiting) for each in demands)]).tolist()
+    kept, places, levels = [], [], []
+    starts_s, dues_s = list[FloatArray](), list[FloatArray]()
+    for each, begin, end in zip(demands, parts, parts[1:], strict=False):
+        kept.append(chance.random(len(each.running)) * thinned < 1.0)
+        places.append(chance.random(np.count_nonzero(kept[-1])))
+        waiting_s = np.repeat(first_s[begin:end], chance.binomial(waiting[begin:end], 1.0 / thinned))
+        at_s = 2.0 * horizon_s * chance.random(chance.poisson(each.arrivals_per_s * drawn_s / thinned))
+        starts_s += (np.zeros(len(waiting_s)), at_s)
+        dues_s += (waiting_s, at_s + each.slo_s)
+        levels.append(chance.random(len(waiting_s) + len(at_s)))
     lengths = np.array([_lengths(each.outputs) for each in demands])
     first_token = np.array([each.first_token for each in demands])
     of = np.repeat(np.arange(len(demands)), [len(each) for each in places])
-    produced, due_s = _pairs(chain.from_iterable(each.running for each in demands))[:, np.concatenate(kept)]
+    produced, due_s = _pairs(each.running for each in demands)[:, np.concatenate(kept)]
     # Of the lengths beyond what it has produced; a run that has outlived them makes half as much again.
     above = np.count_nonzero(lengths[of] <= produced[:, None], axis=1)
     drawn = (above + np.concatenate(places) * (QUANTILES - above)).astype(np.int64)
@@ -284,29 +296,15 @@ def _course(
     return _Course(running, arrivals, horizon_s, base_s, seat_s * thinned, thinned, seats_max)
 
 
-def _draw(
-    chance: np.random.Generator, demand: ClassDemand, thinned: float, horizon_s: float, drawn_s: float
-) -> tuple[npt.NDArray[np.bool_], FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Draws the requests of a class: which of the running ones stay, and levels in [0, 1) of what these have left; seconds to the start and
-    the deadline of those that wait or arrive, and levels of their lengths."""
-    kept = chance.random(len(demand.running)) * thinned < 1.0
-    places = chance.random(np.count_nonzero(kept))
-    first_s, waiting = _pairs(demand.waiting)
-    waiting_s = np.repeat(first_s, chance.binomial(waiting.astype(np.int64), 1.0 / thinned))
-    at_s = 2.0 * horizon_s * chance.random(chance.poisson(demand.arrivals_per_s * drawn_s / thinned))
-    starts_s = np.concatenate([np.zeros(len(waiting_s)), at_s])
-    return kept, places, starts_s, np.concatenate([waiting_s, at_s + demand.slo_s]), chance.random(len(starts_s))
-
-
 @lru_cache(maxsize=256)
 def _lengths(outputs: LengthCurve) -> FloatArray:
     """Equally likely output lengths, ascending."""
     return outputs.quantile_of((np.arange(QUANTILES) + 0.5) / QUANTILES)
 
 
-def _pairs(pairs: Iterable[tuple[float, float]]) -> FloatArray:
-    """First and second numbers [2, pairs]."""
-    return np.fromiter(chain.from_iterable(pairs), np.float64).reshape(-1, 2).T
+def _pairs(parts: Iterable[Iterable[tuple[float, float]]]) -> FloatArray:
+    """The first and the second numbers of all pairs [2, pairs]."""
+    return np.fromiter(chain.from_iterable(chain.from_iterable(parts)), np.float64).reshape(-1, 2).T
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
