@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
+from benchmarks.planner.figures import LIVE
 from benchmarks.planner.live_queue import LARGE, MEDIUM, MODELS, ONE_QUEUE, PROFILES, QUEUE, SMALL, LiveQueue, Size, live_queue, shrunk
 from benchmarks.planner.parts import Plan
 from qlm_core.vocabulary.errors import Unavailable
@@ -240,7 +241,7 @@ async def _measure(plan: Plan) -> Measured:
     values: Values = {}
     details: dict[str, object] = {}
     with TemporaryDirectory() as folder:
-        if plan.wants(EVENT_KEY):
+        if plan.wants(EVENT_KEY, LIVE):
             async with live_planner(Path(folder, "events"), shrunk(SMALL, plan.scale), plan.seed, plan.say) as live:
                 found = await event_to_applied_ms(live, plan.some(EVENTS))
             values[EVENT_KEY] = round(p99(found.applied), 1)
@@ -250,7 +251,7 @@ async def _measure(plan: Plan) -> Measured:
             ("replan_100x10000_ms", LARGE, ROUNDS_LARGE, "p50"),
             ("replan_1x10000_ms", ONE_QUEUE, ROUNDS_LARGE, "p50"),
         ):
-            if not plan.wants(key):
+            if not plan.wants(key, LIVE):
                 continue
             async with live_planner(Path(folder, key), shrunk(size, plan.scale), plan.seed, plan.say) as live:
                 replans = await replan_ms(live, plan.some(rounds), plan.seed)
