@@ -10,10 +10,12 @@ from benchmarks.queue.front import (
     ENGINE_FAST,
     FAR_SLO_S,
     IN_FLIGHT,
-    NEAR_SLO_S,
     PROMPT_TOKENS,
     accepted_count,
+    accepts_settings,
+    added_loop,
     less_engine,
+    load_settings,
     stepped_shape,
 )
 from benchmarks.queue.live import CpuMeter, LiveCluster, Shape
@@ -40,8 +42,7 @@ async def measure_accepts(bench: Bench) -> None:
     async with LiveCluster(bench.out / "http-accepts", Shape(http=True), bench.seed, bench.collector) as live:
         hold_to_one_core(live)
         meter = CpuMeter(live)
-        settings = {**chats_settings(bench, live.http, "accepts", output_tokens=256, slo_s=FAR_SLO_S), "in_flight": IN_FLIGHT}
-        report = await run_worker("http_accepts", {**settings, "seconds": bench.sizes.accepts_s}, meter.on_event)
+        report = await run_worker("http_accepts", accepts_settings(bench, live.http, "accepts"), meter.on_event)
         report["counted_by_the_queue"] = await accepted_count(live)
     if report["refused"] or not report["counted_by_the_queue"] == report["accepted_in_all"] == report["ids"]:
         raise Unavailable(f"accepts at the client and in the queue differ: {report}")
@@ -59,10 +60,7 @@ async def measure_added(bench: Bench) -> None:
     async with LiveCluster(bench.out / "http-added", shape, bench.seed, bench.collector) as live, bench.collector.following():
         hold_to_one_core(live)
         meter = CpuMeter(live)
-        settings = {**chats_settings(bench, live.http, "added", output_tokens=16, slo_s=NEAR_SLO_S), "rate_per_s": RATE_PER_S}
-        report = await run_worker("http_open_loop", {**settings, "seconds": bench.sizes.added_s}, meter.on_event)
-        if report["errors"] or report["ended"] < report["requests"]:
-            raise Unavailable(f"only {report['ended']} of {report['requests']} chats ended: {report['errors']}")
+        report = await added_loop(bench, live.http, "added", RATE_PER_S, meter.on_event, kind="http_open_loop")
         summary = summary_ms(await less_engine(bench, report))
     bench.values |= {"added_p50_ms": summary["p50"], "added_p99_ms": summary["p99"]}
     bench.details["added"] = {**report, "added_ms": summary, **meter.summary(report["requests"])}
@@ -77,8 +75,10 @@ async def measure_events(bench: Bench) -> None:
         hold_to_one_core(live)
         meter = CpuMeter(live)
         tokens = min(round(STEPS_PER_S * (seconds + 5.0)), 8192 - 2 * PROMPT_TOKENS)
-        settings = {**chats_settings(bench, live.http, "events", output_tokens=tokens, slo_s=FAR_SLO_S), "streams": STREAMS}
-        report = await run_worker("http_events", {**settings, "seconds": bench.sizes.fanout_s}, meter.on_event)
+        settings = load_settings(
+            bench, live.http, "events", output_tokens=tokens, slo_s=FAR_SLO_S, seconds=bench.sizes.fanout_s, streams=STREAMS
+        )
+        report = await run_worker("http_events", settings, meter.on_event)
     if report["broken"] or report["streams"] < STREAMS:
         raise Unavailable(f"streams broke off or ended before the time: {report}")
     used = meter.summary(report["events"])
@@ -95,10 +95,11 @@ async def measure_memory(bench: Bench) -> None:
     async with LiveCluster(bench.out / "http-memory", Shape(time_scale=ENGINE_SLOW, http=True), bench.seed, bench.collector) as live:
         hold_to_one_core(live)
         pid = _gateway_pid(live)
-        warmup = {**chats_settings(bench, live.http, "warm", output_tokens=16, slo_s=FAR_SLO_S), "in_flight": 1, "seconds": 0.5}
-        await run_worker("http_accepts", warmup)
+        await run_worker(
+            "http_accepts", load_settings(bench, live.http, "warm", output_tokens=16, slo_s=FAR_SLO_S, seconds=0.5, in_flight=1)
+        )
         resident = {"idle": rss_mib(pid)}
-        settings = {**chats_settings(bench, live.http, "held", output_tokens=16, slo_s=FAR_SLO_S), "streams": streams, "seconds": HELD_S}
+        settings = load_settings(bench, live.http, "held", output_tokens=16, slo_s=FAR_SLO_S, seconds=HELD_S, streams=streams)
 
         def on_event(event: str) -> None:
             if event == "end":
@@ -126,16 +127,3 @@ def rss_mib(pid: int) -> float:
 
 def _gateway_pid(live: LiveCluster) -> int:
     return live.state.of("gateway")[0].pid
-
-
-def chats_settings(bench: Bench, address: str, run_id: str, *, output_tokens: int, slo_s: float) -> dict[str, object]:
-    """Settings that all load generators of chats take."""
-    return {
-        "address": address,
-        "seed": bench.seed,
-        "run_id": run_id,
-        "prompt_tokens": PROMPT_TOKENS,
-        "output_tokens": output_tokens,
-        "slo_s": slo_s,
-        "warmup_s": bench.sizes.warmup_s,
-    }

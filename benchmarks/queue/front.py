@@ -10,7 +10,7 @@ from benchmarks.queue.prompts import PROFILE
 from benchmarks.queue.run import Bench
 from benchmarks.queue.schedule import summary_ms
 from benchmarks.queue.span_sink import Times
-from benchmarks.queue.worker import Report, run_worker
+from benchmarks.queue.worker import Report, Settings, run_worker
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.queue.connection import open_queue
@@ -56,13 +56,7 @@ async def measure_accepts(bench: Bench) -> None:
         shape = Shape(durability=durability)
         async with LiveCluster(bench.out / f"accepts-{durability}", shape, bench.seed, bench.collector) as live:
             meter = CpuMeter(live)
-            settings = {
-                **_requests(bench, f"accepts-{durability}", output_tokens=256, slo_s=FAR_SLO_S),
-                "address": live.gateway,
-                "in_flight": IN_FLIGHT,
-                "seconds": bench.sizes.accepts_s,
-            }
-            report = await run_worker("accepts", settings, meter.on_event)
+            report = await run_worker("accepts", accepts_settings(bench, live.gateway, f"accepts-{durability}"), meter.on_event)
             report["counted_by_the_queue"] = await accepted_count(live)
         if not report["counted_by_the_queue"] == report["accepted_in_all"] == report["queue_ids"]:
             raise Unavailable(f"accepts at the client and in the queue differ: {report}")
@@ -82,7 +76,7 @@ async def measure_added(bench: Bench) -> None:
         for rate_per_s in RATES_PER_S:
             bench.say(f"added latency: {rate_per_s} requests/s for {bench.sizes.added_s:g} s")
             meter = CpuMeter(live)
-            report = await _open_loop(bench, live.gateway, f"added-{rate_per_s}", rate_per_s, meter.on_event)
+            report = await added_loop(bench, live.gateway, f"added-{rate_per_s}", rate_per_s, meter.on_event)
             added_s = await less_engine(bench, report)
             summary = summary_ms(added_s)
             used = meter.summary(report["requests"])
@@ -95,7 +89,7 @@ async def measure_added(bench: Bench) -> None:
     async with bare_chain(bench.out / "bare") as address:
         for rate_per_s in RATES_PER_S:
             bench.say(f"bare chain: {rate_per_s} requests/s for {bench.sizes.added_s:g} s")
-            summary = (await _open_loop(bench, address, f"bare-{rate_per_s}", rate_per_s))["last_token_ms"]
+            summary = (await added_loop(bench, address, f"bare-{rate_per_s}", rate_per_s))["last_token_ms"]
             for name, each in bare_ms.items():
                 each[f"at_{rate_per_s}"] = summary[name]
     for name, ms in live_ms.items():
@@ -103,17 +97,18 @@ async def measure_added(bench: Bench) -> None:
         bench.values[f"added_{name}_ratio"] = {at: round((ms[at] or 0.0) / each_ms, 2) for at, each_ms in bare_ms[name].items()}
 
 
-async def _open_loop(
-    bench: Bench, address: str, run_id: str, rate_per_s: float, on_event: Callable[[str], None] = lambda event: None
+async def added_loop(
+    bench: Bench,
+    address: str,
+    run_id: str,
+    rate_per_s: float,
+    on_event: Callable[[str], None] = lambda event: None,
+    kind: str = "open_loop",
 ) -> Report:
     """Requests of 16 tokens at Poisson times. Raises Unavailable unless all end."""
-    settings = {
-        **_requests(bench, run_id, output_tokens=16, slo_s=NEAR_SLO_S),
-        "address": address,
-        "rate_per_s": rate_per_s,
-        "seconds": bench.sizes.added_s,
-    }
-    report = await run_worker("open_loop", settings, on_event)
+    seconds = bench.sizes.added_s
+    settings = load_settings(bench, address, run_id, output_tokens=16, slo_s=NEAR_SLO_S, seconds=seconds, rate_per_s=rate_per_s)
+    report = await run_worker(kind, settings, on_event)
     if report["errors"] or report["ended"] < report["requests"]:
         raise Unavailable(f"only {report['ended']} of {report['requests']} requests ended: {report['errors']}")
     return report
@@ -148,12 +143,9 @@ async def measure_fanout(bench: Bench) -> None:
     async with LiveCluster(bench.out / "fanout", shape, bench.seed, bench.collector) as live:
         await _warm_up(bench, live, "fanout-warmup")
         meter = CpuMeter(live)
-        settings = {
-            **_requests(bench, "fanout", output_tokens=output_tokens, slo_s=FAR_SLO_S),
-            "address": live.gateway,
-            "streams": STREAMS,
-            "seconds": bench.sizes.fanout_s,
-        }
+        settings = load_settings(
+            bench, live.gateway, "fanout", output_tokens=output_tokens, slo_s=FAR_SLO_S, seconds=bench.sizes.fanout_s, streams=STREAMS
+        )
         report = await run_worker("fanout", settings, meter.on_event)
     if report["broken"] or report["streams"] < STREAMS:
         raise Unavailable(f"streams broke off or ended before the time: {report}")
@@ -177,24 +169,28 @@ def stepped_shape(streams: int, steps_per_s: float, seconds: float) -> Shape:
 
 async def _warm_up(bench: Bench, live: LiveCluster, run_id: str) -> None:
     """Sends a few requests, to load the model and exercise every path once."""
-    settings = {
-        **_requests(bench, run_id, output_tokens=16, slo_s=NEAR_SLO_S),
-        "address": live.gateway,
-        "rate_per_s": 50.0,
-        "seconds": bench.sizes.warmup_s,
-    }
+    seconds = bench.sizes.warmup_s
+    settings = load_settings(bench, live.gateway, run_id, output_tokens=16, slo_s=NEAR_SLO_S, seconds=seconds, rate_per_s=50.0)
     await run_worker("open_loop", {**settings, "warmup_s": 0.0})
 
 
-def _requests(bench: Bench, run_id: str, *, output_tokens: int, slo_s: float) -> dict[str, object]:
+def load_settings(bench: Bench, address: str, run_id: str, *, output_tokens: int, slo_s: float, seconds: float, **more: float) -> Settings:
+    """Settings of a load generator; `more`: those of its loop."""
     return {
+        "address": address,
         "seed": bench.seed,
         "run_id": run_id,
         "prompt_tokens": PROMPT_TOKENS,
         "output_tokens": output_tokens,
         "slo_s": slo_s,
         "warmup_s": bench.sizes.warmup_s,
+        "seconds": seconds,
+        **more,
     }
+
+
+def accepts_settings(bench: Bench, address: str, run_id: str) -> Settings:
+    return load_settings(bench, address, run_id, output_tokens=256, slo_s=FAR_SLO_S, seconds=bench.sizes.accepts_s, in_flight=IN_FLIGHT)
 
 
 async def accepted_count(live: LiveCluster) -> int:

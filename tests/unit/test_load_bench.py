@@ -13,11 +13,11 @@ from benchmarks.gateway.http_client import HttpConnection
 from benchmarks.queue.bulk_queue import chunks
 from benchmarks.queue.figures import BY_KEY, FIGURES
 from benchmarks.queue.front import ENGINE_LEG, LEGS, leg_s
+from benchmarks.queue.grpc_load import gaps_s
 from benchmarks.queue.live import Shape
 from benchmarks.queue.prompts import PROMPTS, PromptSource
 from benchmarks.queue.schedule import poisson_times, summary_ms
 from benchmarks.queue.span_sink import SpanCounts
-from benchmarks.queue.stream_worker import gaps_s
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
