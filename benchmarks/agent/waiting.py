@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving, slowed_row
+from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving
 from benchmarks.agent.model_config import made_up_prompt, run_quietly, spread, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan
@@ -42,7 +42,7 @@ class WaitSample:
 
 def measure(plan: Plan) -> Measured:
     with TemporaryDirectory(prefix="qlm-bench-cluster-") as scratch:
-        measured, decode_a_ms, waits = run_quietly(_waits(plan, Path(scratch)))
+        measured, waits = run_quietly(_waits(plan, Path(scratch)))
     predicted, actual = np.array([wait.predicted_s for wait in waits]), np.array([wait.actual_s for wait in waits])
     score = r2(predicted, actual)
     plan.say(f"waits: R² {score:.4f} over {len(waits)} requests")
@@ -54,7 +54,6 @@ def measure(plan: Plan) -> Measured:
         "tenths": tenths(waits),
         "r2_with_one_factor": r2(predicted * float((predicted @ actual) / max(1e-9, predicted @ predicted)), actual),
         **measured.calibration,
-        "decode_a_ms_of_real_runs": decode_a_ms,
         "seats": SEATS,
         "overload": OVERLOAD,
         "prompt_tokens": PROMPT_TOKENS,
@@ -77,13 +76,10 @@ def tenths(waits: Sequence[WaitSample]) -> list[dict[str, float]]:
     ]
 
 
-async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, float | None, list[WaitSample]]:
-    """The row, its decode time by the judged runs, and the waits."""
+async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, list[WaitSample]]:
     measured = await measured_agent(plan, folder / "calibration")
-    async with serving(measured, folder / "judged", vocabulary_of(plan.model)) as cluster:
-        waits = await _in_an_overload(plan, cluster.client, measured.request_s / OVERLOAD)
-        row = await slowed_row(measured, cluster)
-    return measured, None if row is None else row.decode_a_ms, waits
+    async with serving(measured, folder / "judged", vocabulary_of(plan.model)) as (client, _):
+        return measured, await _in_an_overload(plan, client, measured.request_s / OVERLOAD)
 
 
 async def _in_an_overload(plan: Plan, client: AsyncClient, gap_s: float) -> list[WaitSample]:
