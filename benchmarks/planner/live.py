@@ -21,8 +21,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
 from benchmarks.planner.figures import LIVE
-from benchmarks.planner.live_queue import LARGE, MEDIUM, MODELS, ONE_QUEUE, PROFILES, QUEUE, SMALL, LiveQueue, Size, live_queue, shrunk
+from benchmarks.planner.live_queue import LARGE, MEDIUM, MODELS, ONE_QUEUE, PROFILES, QUEUE, SMALL, Size, acceptance, live_queue, shrunk
 from benchmarks.planner.parts import Plan
+from benchmarks.queue.bulk_queue import BulkQueue
 from qlm_core.vocabulary.errors import Unavailable
 from qlm_load.interruptible import run_interruptible
 from qlm_planner.config import PlannerConfig
@@ -88,7 +89,7 @@ class TimedQueue(RedisQueue):
 class Live:
     """A planner that leads, on a filled queue. `caught_up_s`: from its start to knowing the queue, warm-up of the solver beside it."""
 
-    held: LiveQueue
+    held: BulkQueue
     queue: TimedQueue
     shell: PlannerShell
     caught_up_s: float
@@ -170,9 +171,9 @@ async def event_to_applied_ms(live: Live, events: int) -> Events:
     kinds = list(itertools.product(NEW_SLOS_S, MODELS, NEW_PROMPTS_TOKENS))
     random.Random(1).shuffle(kinds)
     found = Events(applied=[], written=[])
-    for slo_s, model, tokens in kinds[:events]:
+    for number, (slo_s, model, tokens) in enumerate(kinds[:events]):
         before_s = live.queue.arrival_s
-        await live.held.add(slo_s, model, tokens)
+        await live.held.accept(acceptance(f"new-{number}", slo_s, model, tokens))
         accepted_s = time.perf_counter()
         end_s = accepted_s + QUIET_TIMEOUT_S
         while live.queue.arrival_s == before_s:
