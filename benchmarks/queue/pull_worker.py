@@ -14,7 +14,6 @@ from benchmarks.queue.worker import Report, Settings, report_event
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PullBudget
 
-
 PAUSES = 1_000
 
 
