@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ import yaml
 from benchmarks.agent.model_config import INSTANCE, agent_config, made_up_prompt, settings_of, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan, apart
-from qlm import AsyncClient, RequestState
+from qlm import AsyncClient, RequestState, Timing
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
 from qlm_agent.config import AgentConfig
@@ -48,6 +48,7 @@ PROFILE_LIMIT_S = 60.0
 PROFILE_LIMIT_LEAST_S = 30.0
 START_S = 240.0
 CALL_S = 20.0
+ANSWER_S = 900.0
 WARM_UP_TOKENS, WARM_UP_S = 50, 300.0
 
 LOAD_S = 90.0
@@ -111,6 +112,35 @@ class MeasuredAgent:
         path = folder / FILE
         path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRequest:
+    """One request, `at_s` after the start."""
+
+    at_s: float
+    output_tokens: int
+    slo_s: float
+
+
+async def replayed(client: AsyncClient, timed: Sequence[TimedRequest], vocabulary: int) -> list[tuple[float | None, Timing]]:
+    """Sends the requests; of each the median of the wait that was predicted at acceptance, if any, and its times. Raises NotServed."""
+
+    async def served(request: TimedRequest, prompt: list[int]) -> tuple[float | None, Timing]:
+        tokens = request.output_tokens
+        accepted = await client.submit(MODEL, prompt, slo_s=request.slo_s, max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        result = await client.result(accepted.request_id, ANSWER_S)
+        if result is None or result.state is not RequestState.COMPLETED:
+            raise NotServed(f"request {accepted.request_id} was not completed: {result and result.error_message}")
+        return None if accepted.prediction is None else accepted.prediction.wait_p50_s, result.timing
+
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    tasks = []
+    for number, request in enumerate(timed):
+        await asyncio.sleep(max(0.0, start_s + request.at_s - loop.time()))
+        tasks.append(asyncio.create_task(served(request, made_up_prompt(vocabulary, 1_000 + number, PROMPT_TOKENS))))
+    return list(await asyncio.gather(*tasks))
 
 
 async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:

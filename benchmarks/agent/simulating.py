@@ -25,15 +25,16 @@ from benchmarks.agent.measured_cluster import (
     WARM_UP_S,
     WARM_UP_TOKENS,
     MeasuredAgent,
+    TimedRequest,
     measured_agent,
+    replayed,
     serving,
 )
-from benchmarks.agent.model_config import INSTANCE, made_up_prompt, run_quietly, vocabulary_of
+from benchmarks.agent.model_config import INSTANCE, run_quietly, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
-from qlm import AsyncClient, RequestState
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_load.replay.ledger import quantile
@@ -52,18 +53,8 @@ LATER_SLO_SHARE = 0.6
 AFTER_WARM_UP_S = 10.0
 """Virtual seconds from the end of the model's load to the first request."""
 LIMIT_S = 3_600.0
-ANSWER_S = 900.0
 STEP_NOISE = 0.05
 POLL_EVERY_S = 0.002
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedRequest:
-    """One request, `at_s` after the start."""
-
-    at_s: float
-    output_tokens: int
-    slo_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +111,10 @@ async def _of_seed(plan: Plan, folder: Path) -> tuple[MeasuredAgent, SideFigures
     vocabulary = vocabulary_of(plan.model)
     timed = workload(plan.some(REQUESTS), plan.seed, measured.request_s)
     async with serving(measured, folder, vocabulary) as (client, _):
-        real = side(timed, await _replayed(client, timed, vocabulary))
+        times = [timing for _, timing in await replayed(client, timed, vocabulary)]
+    real = side(
+        timed, [RequestTimes(wait_s=each.first_token_s - each.accepted_s, latency_s=each.finished_s - each.accepted_s) for each in times]
+    )
     simulated = side(timed, await asyncio.to_thread(in_virtual_time, timed, folder / FILE, measured.profiles, plan.seed))
     plan.say(f"simulator, seed {plan.seed}: real {_text(real)}; simulated {_text(simulated)}")
     return measured, real, simulated
@@ -146,26 +140,6 @@ def side(timed: Sequence[TimedRequest], times: Sequence[RequestTimes]) -> SideFi
 
 def _text(found: SideFigures) -> str:
     return f"{found.attainment:.1%} in time, waits {found.wait_p50_s:.2f} s and {found.wait_p99_s:.2f} s"
-
-
-async def _replayed(client: AsyncClient, timed: Sequence[TimedRequest], vocabulary: int) -> list[RequestTimes]:
-    loop = asyncio.get_running_loop()
-    start_s = loop.time()
-    tasks = []
-    for number, request in enumerate(timed):
-        await asyncio.sleep(max(0.0, start_s + request.at_s - loop.time()))
-        tasks.append(asyncio.create_task(_served(client, request, made_up_prompt(vocabulary, 1_000 + number, PROMPT_TOKENS))))
-    return list(await asyncio.gather(*tasks))
-
-
-async def _served(client: AsyncClient, request: TimedRequest, prompt: list[int]) -> RequestTimes:
-    """Raises NotServed."""
-    accepted = await client.submit(MODEL, prompt, slo_s=request.slo_s, max_tokens=request.output_tokens, temperature=0.0, ignore_eos=True)
-    result = await client.result(accepted.request_id, ANSWER_S)
-    if result is None or result.state is not RequestState.COMPLETED:
-        raise NotServed(f"request {accepted.request_id} was not completed: {result and result.error_message}")
-    timing = result.timing
-    return RequestTimes(wait_s=timing.first_token_s - timing.accepted_s, latency_s=timing.finished_s - timing.accepted_s)
 
 
 def in_virtual_time(timed: Sequence[TimedRequest], path: Path, profiles: ProfileSnapshot, seed: int) -> list[RequestTimes]:

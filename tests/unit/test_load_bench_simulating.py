@@ -7,12 +7,11 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, SEATS, MeasuredAgent
+from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, SEATS, MeasuredAgent, TimedRequest
 from benchmarks.agent.model_config import INSTANCE, QUEUE
 from benchmarks.agent.simulating import (
     OVERLOAD,
     RequestTimes,
-    TimedRequest,
     in_virtual_time,
     relative_error,
     side,
