@@ -23,9 +23,10 @@ import yaml
 from benchmarks.agent.model_config import INSTANCE, agent_config, made_up_prompt, settings_of, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan, apart
-from qlm import AsyncClient, RequestState, Timing
+from qlm import AsyncClient, RequestState
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
+from qlm.values import Timing
 from qlm_agent.config import AgentConfig
 from qlm_agent.profiling.session import profile_engine
 from qlm_cli.profiles.exchange import read_profiles

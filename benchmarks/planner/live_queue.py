@@ -61,7 +61,7 @@ async def _fill(queue: BulkQueue, size: Size, chance: random.Random) -> None:
             active_model=MODELS[number % 12],
         )
         leases.append((await queue.register(name, "bench", to_body(facts), LEASE_S))[1])
-    planner = await queue.plan()
+    planner = await queue.planner_lease()
     each = size.requests // size.groups
     kinds = [(chance.choice(SLOS_S), chance.choice(MODELS), chance.choice(PROMPTS_TOKENS)) for _ in range(size.groups)]
     # The first group of each queue is of its active model, so that it runs.

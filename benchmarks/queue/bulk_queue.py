@@ -21,7 +21,7 @@ from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, Acceptance, AcceptReceipt,
 CALLS_MAX = 200
 """Calls under way at a time."""
 CALL_TIMEOUT_S = 30.0
-LEASE_S = 3_600.0
+LEASE_S = 7_200.0
 FULL_BOUNDS = Bounds(queue_max=1_000_000, tenant_max=1_000_000, class_max=1_000_000)
 """Bounds that refuse nothing."""
 
@@ -62,7 +62,7 @@ class BulkQueue(RedisQueue):
         async for _ in in_bulk(lambda call: self.place(lease, [call[0]], call[1]), calls):
             pass
 
-    async def plan(self) -> Lease:
+    async def planner_lease(self) -> Lease:
         """The planner's lease of a new queue."""
         lease = await self.acquire_lease(PLANNER_ROLE, "bench", LEASE_S, "127.0.0.1:1")
         assert lease is not None, "a new server has no leases"

@@ -62,7 +62,7 @@ async def store(folder: Path) -> AsyncIterator[Store]:
         client = redis.Redis.from_url(queue.url)
         try:
             agents = {name: await queue.register(name, "bench", b"", LEASE_S) for name in AGENTS}
-            yield Store(queue=queue, client=client, planner=await queue.plan(), agents=agents)
+            yield Store(queue=queue, client=client, planner=await queue.planner_lease(), agents=agents)
         finally:
             await client.aclose()
 
