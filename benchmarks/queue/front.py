@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from benchmarks.queue.bare_chain import bare_chain
+from benchmarks.queue.collector import Times
 from benchmarks.queue.live import GPU, CpuMeter, LiveCluster, Shape
 from benchmarks.queue.prompts import PROFILE
 from benchmarks.queue.run import Bench
 from benchmarks.queue.schedule import summary_ms
-from benchmarks.queue.span_sink import Times
 from benchmarks.queue.worker import Report, Settings, run_worker
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.errors import Unavailable

