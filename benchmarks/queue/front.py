@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.queue.bare_chain import bare_chain
 from benchmarks.queue.collector import Times
-from benchmarks.queue.live import GPU, CpuMeter, LiveCluster, Shape
-from benchmarks.queue.prompts import PROFILE
+from benchmarks.queue.live import GPU, CpuMeter, CpuUse, LiveCluster, Shape
+from benchmarks.queue.prompts import CONTEXT_TOKENS_MAX, PROFILE
 from benchmarks.queue.run import Bench
 from benchmarks.queue.schedule import summary_ms
 from benchmarks.queue.worker import Report, Settings, run_worker
@@ -49,19 +49,31 @@ SPANS = frozenset(name for leg in LEGS.values() for name, _ in leg)
 
 
 async def measure_accepts(bench: Bench) -> None:
-    """Unary Submit, closed loop, IN_FLIGHT at a time, beside a planner that places and an instance that serves at its real pace. An accept
-    counts once answered; the queue's own acceptance counter must grow by as many, and all ids must differ."""
+    """Unary Submit, beside a planner that places and an instance that serves at its real pace."""
     for durability, key in (("process", "accepts_per_s"), ("disk", "accepts_per_s_disk")):
         bench.say(f"accepts: durability {durability}, {IN_FLIGHT} in flight for {bench.sizes.accepts_s:g} s")
         shape = Shape(durability=durability)
         async with LiveCluster(bench.out / f"accepts-{durability}", shape, bench.seed, bench.collector) as live:
-            meter = CpuMeter(live)
-            report = await run_worker("accepts", accepts_settings(bench, live.gateway, f"accepts-{durability}"), meter.on_event)
-            report["counted_by_the_queue"] = await accepted_count(live)
-        if not report["counted_by_the_queue"] == report["accepted_in_all"] == report["queue_ids"]:
-            raise Unavailable(f"accepts at the client and in the queue differ: {report}")
+            report, used = await counted_accepts(bench, live, live.gateway, "accepts")
         bench.values[key] = round(report["accepted"] / bench.sizes.accepts_s, 1)
-        bench.details[f"accepts_{durability}"] = {**report, **meter.summary(report["accepted"])}
+        bench.details[f"accepts_{durability}"] = {**report, **used}
+
+
+async def counted_accepts(bench: Bench, live: LiveCluster, address: str, kind: str) -> tuple[Report, CpuUse]:
+    """A closed loop of IN_FLIGHT accepts. One counts once answered; the queue's own acceptance counter must grow by as many, and all ids
+    must differ."""
+    meter, seconds = CpuMeter(live), bench.sizes.accepts_s
+    settings = load_settings(bench, address, "accepts", output_tokens=256, slo_s=FAR_SLO_S, seconds=seconds, in_flight=IN_FLIGHT)
+    report = await run_worker(kind, settings, meter.on_event)
+    queue = open_queue(QueueSettings(name=live.state.queue, url=live.state.queue_url))
+    await queue.start()
+    try:
+        report["counted_by_the_queue"] = (await queue.overview()).accepted_count
+    finally:
+        await queue.stop()
+    if not report["counted_by_the_queue"] == report["accepted_in_all"] == report["ids"]:
+        raise Unavailable(f"accepts at the client and in the queue differ: {report}")
+    return report, meter.summary(report["accepted"])
 
 
 async def measure_added(bench: Bench) -> None:
@@ -134,37 +146,42 @@ def leg_s(spans: Times, leg: Leg) -> float:
 
 
 async def measure_fanout(bench: Bench) -> None:
-    """STREAMS answers at a time from one agent that holds no output back, slightly above the target rate. A message counts once, with any
-    number of tokens."""
+    """STREAMS answers at a time, slightly above the target rate. A message counts once, with any number of tokens."""
     bench.say(f"fan-out: {STREAMS} streams for {bench.sizes.fanout_s:g} s")
-    seconds = bench.sizes.fanout_s + bench.sizes.warmup_s
-    output_tokens = round(STEPS_PER_S * (seconds + 10.0))
-    shape = stepped_shape(STREAMS, STEPS_PER_S, seconds)
+    shape = stepped_shape(bench, STREAMS, STEPS_PER_S)
     async with LiveCluster(bench.out / "fanout", shape, bench.seed, bench.collector) as live:
         await _warm_up(bench, live, "fanout-warmup")
         meter = CpuMeter(live)
-        settings = load_settings(
-            bench, live.gateway, "fanout", output_tokens=output_tokens, slo_s=FAR_SLO_S, seconds=bench.sizes.fanout_s, streams=STREAMS
-        )
-        report = await run_worker("fanout", settings, meter.on_event)
-    if report["broken"] or report["streams"] < STREAMS:
-        raise Unavailable(f"streams broke off or ended before the time: {report}")
-    report["offered_per_s"] = STREAMS * STEPS_PER_S
+        report = await stepped_streams(bench, live.gateway, STREAMS, STEPS_PER_S, "fanout", meter.on_event)
     report["tokens_per_message"] = round(report["tokens"] / max(1, report["messages"]), 3)
     bench.values["fanout_tokens_per_s"] = round(report["messages"] / report["seconds"], 1)
     bench.values["itl_p99_ms"] = report["itl_ms"]["p99"]
     bench.details["fanout"] = {**report, **meter.summary(report["messages"])}
 
 
-def stepped_shape(streams: int, steps_per_s: float, seconds: float) -> Shape:
-    """A cluster whose one agent makes so many steps a second with `streams` answers (mean over `seconds`), and holds no output back."""
+def stepped_shape(bench: Bench, streams: int, steps_per_s: float) -> Shape:
+    """A cluster whose one agent makes so many steps a second with `streams` answers (mean over the run), and holds no output back."""
     (profile,) = (row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model, row.instance) == (GPU, 1, PROFILE, ""))
+    seconds = bench.sizes.fanout_s + bench.sizes.warmup_s
     step_s = profile.decode_step_s(streams, streams * (PROMPT_TOKENS + steps_per_s * seconds / 2))
     return Shape(
         time_scale=step_s * steps_per_s,
         agent={"coalesce_s": 0.0, "batch_max": streams},
         simulated={"tell_every_s": 0.001},
     )
+
+
+async def stepped_streams(
+    bench: Bench, address: str, streams: int, steps_per_s: float, kind: str, on_event: Callable[[str], None]
+) -> Report:
+    """Streams on such a cluster that last longer than the run. Raises Unavailable unless all do."""
+    seconds = bench.sizes.fanout_s
+    tokens = min(round(steps_per_s * (seconds + bench.sizes.warmup_s + 10.0)), CONTEXT_TOKENS_MAX - 2 * PROMPT_TOKENS)
+    settings = load_settings(bench, address, kind, output_tokens=tokens, slo_s=FAR_SLO_S, seconds=seconds, streams=streams)
+    report = await run_worker(kind, settings, on_event)
+    if report["broken"] or report["streams"] < streams:
+        raise Unavailable(f"streams broke off or ended before the time: {report}")
+    return {**report, "offered_per_s": streams * steps_per_s}
 
 
 async def _warm_up(bench: Bench, live: LiveCluster, run_id: str) -> None:
@@ -187,17 +204,3 @@ def load_settings(bench: Bench, address: str, run_id: str, *, output_tokens: int
         "seconds": seconds,
         **more,
     }
-
-
-def accepts_settings(bench: Bench, address: str, run_id: str) -> Settings:
-    return load_settings(bench, address, run_id, output_tokens=256, slo_s=FAR_SLO_S, seconds=bench.sizes.accepts_s, in_flight=IN_FLIGHT)
-
-
-async def accepted_count(live: LiveCluster) -> int:
-    """The queue's acceptance counter."""
-    queue = open_queue(QueueSettings(name=live.state.queue, url=live.state.queue_url))
-    await queue.start()
-    try:
-        return (await queue.overview()).accepted_count
-    finally:
-        await queue.stop()

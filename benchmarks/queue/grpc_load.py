@@ -71,7 +71,7 @@ def _messages(settings: Settings, count: int) -> list[bytes]:
 
 
 async def accepts(settings: Settings) -> Report:
-    """A closed loop of Submit. One refused as UNAVAILABLE is sent again with its id, as a client does. Reports also how many `queue_ids`
+    """A closed loop of Submit. One refused as UNAVAILABLE is sent again with its id, as a client does. Reports also how many `ids`
     differ, and refusals by code."""
     source = source_of(settings)
     prompts = source.prompts()
@@ -92,8 +92,8 @@ async def accepts(settings: Settings) -> Report:
             return await client.submit(data)
 
         answers, report = await closed_loop(settings, lambda: nullcontext(call))
-    queue_ids = len({SubmitResponse.FromString(answer).accepted.queue_id for answer in answers})
-    return {**report, "queue_ids": queue_ids, "repeated": dict(errors)}
+    ids = len({SubmitResponse.FromString(answer).accepted.queue_id for answer in answers})
+    return {**report, "ids": ids, "repeated": dict(errors)}
 
 
 async def streams(settings: Settings) -> Report:
