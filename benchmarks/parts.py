@@ -38,7 +38,7 @@ class Measured:
 
 def late(module: str, function: str = "measure") -> Callable[[Plan], Measured]:
     """A function whose module is imported at its call: vLLM and the solver take seconds to load."""
-    return lambda plan: getattr(import_module(module), function)(plan)  # type: ignore[no-any-return]
+    return lambda plan: getattr(import_module(module), function)(plan)
 
 
 def bench_options(figures: Sequence[Figure], seed: str) -> Callable[[F], F]:

@@ -42,7 +42,9 @@ class Collector:
         spans = [span for each in export.resource_spans for scope in each.scope_spans for span in scope.spans]
         with self._lock:
             self._by_name.update(span.name for span in spans)
-            for span in spans if self._times is not None else ():
+            if self._times is None:
+                return
+            for span in spans:
                 request_id = attributes_of(span.attributes).get(REQUEST_ID)
                 if isinstance(request_id, str):
                     start_s, end_s = span.start_time_unix_nano / 1e9, span.end_time_unix_nano / 1e9
