@@ -50,10 +50,10 @@ def demand(
     )
 
 
-def settled(*demands: ClassDemand, batch_max: int = 256, slowdown: float = 1.0, share: float = 1.0) -> float:
+def settled(*demands: ClassDemand, batch_max: int = 256, slowdown: float = 1.0, others: int = 0) -> float:
     """The mean of the last twenty of sixty choices."""
     choice = BatchChoice(batch_max)
-    found = [choice.choose(MISTRAL, demands, slowdown=slowdown, share=share) for _ in range(60)]
+    found = [choice.choose(MISTRAL, demands, slowdown=slowdown, others=[(0.0, others)]) for _ in range(60)]
     return sum(found[-20:]) / 20
 
 
@@ -132,7 +132,7 @@ def test_in_mixed_overload_most_of_the_throughput_stays() -> None:
 
 def test_beside_models_that_wait_throughput_counts() -> None:
     """The matrix's cell of six models on two A100s, in time: 70% as with the largest batch, 49% where only its own requests counted."""
-    sizes_of = [settled(CHAT, MINUTE, HOUR, share=share) for share in (1.0, 0.5, 0.1)]
+    sizes_of = [settled(CHAT, MINUTE, HOUR, others=others) for others in (0, 60, 600)]
     assert sizes_of == sorted(sizes_of)
     assert served_per_s(sizes_of[-1]) > 0.9 * served_per_s(256)
 
@@ -234,18 +234,18 @@ def whole_simulation(course: _Course, size: int) -> tuple[float, float]:
     ),
     seed=st.integers(1, 1_000),
     batch_max=st.sampled_from([1, 7, 64, 256]),
-    share=st.sampled_from([1.0, 0.3]),
+    others=st.sampled_from([[], [(5.0, 40)]]),
 )
 @settings(max_examples=40)
 def test_settled_requests_change_no_value(
-    classes: list[tuple[float, bool, float, list[tuple[float, int]], int]], seed: int, batch_max: int, share: float
+    classes: list[tuple[float, bool, float, list[tuple[float, int]], int]], seed: int, batch_max: int, others: list[tuple[float, int]]
 ) -> None:
     """Sizes are compared as by simulations of all requests to their ends, though those end early that no size decides."""
     demands = [
         demand(slo_s, rate, waiting=[(part * slo_s, count) for part, count in waiting], running=running, first_token=first)
         for slo_s, first, rate, waiting, running in classes
     ]
-    course = _course(seed, MISTRAL, demands, batch_max, 1.0, share)
+    course = _course(seed, MISTRAL, demands, batch_max, 1.0, others)
     expected: list[float] = []
     value, peak = 0.0, math.inf
     for size in reversed(sizes(batch_max)):
@@ -263,7 +263,7 @@ def test_settled_requests_change_no_value(
     mean=st.floats(1.0, 1e5),
     batch_max=st.integers(1, 4_096),
     slowdown=st.floats(0.01, 100.0),
-    share=st.floats(0.001, 1.0),
+    others=st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 100_000)), max_size=4),
 )
 @settings(max_examples=60)
 def test_the_size_is_always_one_that_the_engine_allows(
@@ -274,7 +274,7 @@ def test_the_size_is_always_one_that_the_engine_allows(
     mean: float,
     batch_max: int,
     slowdown: float,
-    share: float,
+    others: list[tuple[float, int]],
 ) -> None:
     outputs = curve_of_moments(mean, mean**2)
     demands = [
@@ -283,4 +283,4 @@ def test_the_size_is_always_one_that_the_engine_allows(
     ]
     choice = BatchChoice(batch_max)
     for _ in range(6):
-        assert 1 <= choice.choose(MISTRAL, demands, slowdown=slowdown, share=share) <= batch_max
+        assert 1 <= choice.choose(MISTRAL, demands, slowdown=slowdown, others=others) <= batch_max

@@ -4,8 +4,8 @@ A step takes `a + n (b + c context)` and the prefills of those that join, so a l
 them slower. Sizes are compared by rollouts, as in model predictive control: from the requests that run and wait, the engine's next
 `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
 the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do. Beside other
-models that wait for the engine, these requests have their share in the value, and the throughput the others': what is done sooner leaves
-the engine to them.
+models that wait for the engine, requests that are due within that time share the value: these by what ends in time, the others by the
+throughput, since what is done sooner leaves the engine to them.
 
 Each choice draws one course of events and compares all sizes on it, as long as a request's end in time depends on them. Their values are
 averaged over about `CHOICES_KEPT` choices, and the best is the size: one course says little, and a size that moves with each of them serves
@@ -88,14 +88,16 @@ class BatchChoice:
         self._choices = 0
         self.size = batch_max
 
-    def choose(self, hardware: HardwareProfile, demands: Sequence[ClassDemand], *, slowdown: float = 1.0, share: float = 1.0) -> int:
-        """Chooses again. `slowdown`: measured steps over those of the profile; `share` in (0, 1]: of the requests that run or wait for the
-        engine, and so of its time, those of these classes beside other models that wait. Costs O(REQUESTS_MAX)."""
+    def choose(
+        self, hardware: HardwareProfile, demands: Sequence[ClassDemand], *, slowdown: float = 1.0, others: Sequence[tuple[float, int]] = ()
+    ) -> int:
+        """Chooses again. `slowdown`: measured steps over those of the profile; `others`: groups of other models that wait, as
+        those of `ClassDemand.waiting`. Costs O(REQUESTS_MAX)."""
         if all(each.first_token or each.slo_s == math.inf for each in demands):
             self.size, self._values = self._sizes[-1], []
             return self.size
         self._choices += 1
-        course = _course(self._choices, hardware, demands, self._sizes[-1], slowdown, share)
+        course = _course(self._choices, hardware, demands, self._sizes[-1], slowdown, others)
         values = course.values(self._sizes)
         weight = 1.0 / min(self._choices, CHOICES_KEPT)
         kept = self._values or values
@@ -121,7 +123,8 @@ class _Course:
     """The events of a course. `running`: tokens to the end and seconds to the deadline of each, `NOT_COUNTED` for first tokens. `arrivals`,
     those that wait included: seconds, deadline, output tokens, expected tokens, prefill seconds, whether the deadline bounds the first
     token; those before `horizon_s` count. `seat_s`: what a sequence adds to a step; `thinned`: requests that each of these stands for;
-    `seats_max`: those that have room in KV; `share`: as in `BatchChoice`."""
+    `seats_max`: those that have room in KV; `share`: of the engine's
+    time, that these requests have beside other models that wait."""
 
     running: FloatArray
     arrivals: FloatArray
@@ -250,7 +253,12 @@ class _Course:
 
 
 def _course(
-    choice: int, hardware: HardwareProfile, demands: Sequence[ClassDemand], batch_max: int, slowdown: float, share: float
+    choice: int,
+    hardware: HardwareProfile,
+    demands: Sequence[ClassDemand],
+    batch_max: int,
+    slowdown: float,
+    others: Sequence[tuple[float, int]],
 ) -> _Course:
     chance = np.random.Generator(np.random.PCG64(choice))
     counts = [each.requests for each in demands]
@@ -265,7 +273,11 @@ def _course(
     base_s = slowdown * hardware.decode_step_s(0.0, 0.0)
     seats_max = max(1.0, min(batch_max, hardware.kv_capacity_tokens / _mean(held, seats)))
     horizon_s = HORIZON_OUTPUTS * _mean(outputs, weights) * (base_s + seat_s * seats_max)
-    drawn_s = 2.0 * horizon_s / share
+    # Who is due later than the course ends needs no engine in it.
+    end_s = 2.0 * horizon_s
+    due = max(1, sum(len(each.running) + _due(each.waiting, end_s) for each in demands))
+    share = due / (due + _due(others, end_s))
+    drawn_s = end_s / share
     thinned = max(1.0, (sum(counts) + drawn_s * sum(each.arrivals_per_s for each in demands)) / REQUESTS_MAX)
     first_s, numbers = _pairs(each.waiting for each in demands)
     waiting = numbers.astype(np.int64)
@@ -276,7 +288,7 @@ def _course(
         kept.append(chance.random(len(each.running)) * thinned < 1.0)
         places.append(chance.random(np.count_nonzero(kept[-1])))
         waiting_s = np.repeat(first_s[begin:end], chance.binomial(waiting[begin:end], 1.0 / thinned))
-        at_s = 2.0 * horizon_s * chance.random(chance.poisson(each.arrivals_per_s * drawn_s / thinned))
+        at_s = end_s * chance.random(chance.poisson(each.arrivals_per_s * drawn_s / thinned))
         starts_s += (np.zeros(len(waiting_s)), at_s)
         dues_s += (waiting_s, at_s + each.slo_s)
         levels.append(chance.random(len(waiting_s) + len(at_s)))
@@ -307,6 +319,10 @@ def _lengths(outputs: LengthCurve) -> FloatArray:
 def _pairs(parts: Iterable[Iterable[tuple[float, float]]]) -> FloatArray:
     """The first and the second numbers of all pairs [2, pairs]."""
     return np.fromiter(chain.from_iterable(chain.from_iterable(parts)), np.float64).reshape(-1, 2).T
+
+
+def _due(groups: Iterable[tuple[float, int]], until_s: float) -> int:
+    return sum(count for first_s, count in groups if first_s <= until_s)
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

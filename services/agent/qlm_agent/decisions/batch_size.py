@@ -81,12 +81,9 @@ class BatchSize:
             self._choose_at_s, self._chosen_for = now_s + CHOOSE_EVERY_S, model
             groups: tuple[QueueHead | WaitingGroup, ...] = () if head is None else (head, *behind)
             demands = self._demands(now_s, model, groups)
-            own = sum(each.requests for each in demands)
-            others = sum(group.waiting for group in groups if group.model != model)
+            others = [(group.first_deadline_s - now_s, group.waiting) for group in groups if group.model != model]
             choice = self._choices.setdefault(model, BatchChoice(self._settings.batch_max))
-            self.limit = choice.choose(
-                hardware, demands, slowdown=self._expectations.slowdown(model), share=own / (own + others) if own else 1.0
-            )
+            self.limit = choice.choose(hardware, demands, slowdown=self._expectations.slowdown(model), others=others)
         if other or not self.reported / REPORT_STEP < self.limit < self.reported * REPORT_STEP:
             self.reported = self.limit
 
