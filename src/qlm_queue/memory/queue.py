@@ -172,6 +172,11 @@ class MemoryQueue:
         await self._notify()
         return state
 
+    async def erase(self, key: RequestKey, result: bytes) -> RequestState:
+        state = memory_admission.erase(self.state, self._now_s(), key, result)
+        await self._notify()
+        return state
+
     async def expire(self, result: bytes) -> int:
         ended = memory_admission.expire(self.state, self._now_s(), result)
         await self._notify()

@@ -28,7 +28,9 @@ from qlm_queue.values import Bounds, Durability, StepStatus, StreamEntry
 
 Answer = TypeVar("Answer")
 
-LASTING = frozenset({"acquire_lease", "register", "accept", "attach", "cancel", "give_back", "complete", "find", "pause", "resume"})
+LASTING = frozenset(
+    {"acquire_lease", "register", "accept", "attach", "cancel", "erase", "give_back", "complete", "find", "pause", "resume"}
+)
 """Calls whose answers somebody outside hears, or forgets what is written by: at durability `replica` they wait for replicas. Of others the
 caller still has what they wrote, and notices that it is gone (`pull`, `emit`: STALE, GAP)."""
 

@@ -113,6 +113,9 @@ class QueueLink:
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
         return await self._call(MemoryQueue.cancel, key, result)
 
+    async def erase(self, key: RequestKey, result: bytes) -> RequestState:
+        return await self._call(MemoryQueue.erase, key, result)
+
     async def expire(self, result: bytes) -> int:
         return await self._call(MemoryQueue.expire, result)
 
