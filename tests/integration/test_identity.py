@@ -200,9 +200,9 @@ async def test_a_key_holds_its_requests_to_its_limits(door: Door) -> None:
     async with door.http(key) as session:
         for headers, param in (
             ({"x-qlm-slo-seconds": "5"}, "x-qlm-slo-seconds"),
-            ({"x-llm-d-slo-ttft-ms": "5000"}, "x-qlm-slo-seconds"),
+            ({"x-llm-d-slo-ttft-ms": "5000"}, "x-llm-d-slo-ttft-ms"),
             ({"x-qlm-priority": "1"}, "x-qlm-priority"),
-            ({"x-llm-d-inference-objective": "premium"}, "x-qlm-priority"),
+            ({"x-llm-d-inference-objective": "premium"}, "x-llm-d-inference-objective"),
         ):
             async with session.post("/v1/chat/completions", json=CHAT, headers=headers) as answer:
                 assert (answer.status, (await answer.json())["error"]["param"]) == (403, param)

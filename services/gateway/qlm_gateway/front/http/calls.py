@@ -11,7 +11,7 @@ from typing import Any
 from qlm.api.v1.request_pb2 import ChatMessage, ChatPrompt, Request, SamplingParams, TokenPrompt
 from qlm_core.vocabulary.errors import invalid_field
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, Message, ResponseFormat
-from qlm_gateway.front.http.objectives import expiry_s_of, objective_of
+from qlm_gateway.front.http.objectives import PRIORITY, SECONDS, expiry_s_of, objective_of
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.front.http.tools import ToolUse, use_tools
 
@@ -46,8 +46,9 @@ class EventId:
 class Call:
     """`requests`: one for each choice, those of a prompt in a row, `choices_per_prompt` of them; `ids`: theirs, which admission
     changes in the messages; the first is the call's. `keyed`: the client named it. `resume`: the last event that a client of the stream
-    has. `read_timeout_s`: the silence after which the client gives up, else infinite. `keep_alive_s`: longest silence of a stream.
-    `positions`: its comments hold the request's position. `tools`: how its answers are read, None where they are text."""
+    has. `names`: the name of its objective in errors. `read_timeout_s`: the silence after which the client gives up, else infinite.
+    `keep_alive_s`: longest silence of a stream. `positions`: its comments hold the request's position. `tools`: how its answers are read,
+    None where they are text."""
 
     chat: bool
     model: str
@@ -60,6 +61,7 @@ class Call:
     stream: bool
     include_usage: bool
     tier: str
+    names: Mapping[str, str]
     resume: EventId | None
     read_timeout_s: float
     keep_alive_s: float
@@ -88,7 +90,7 @@ def read_call(
     if tools is not None and (LAST_EVENT_ID in headers or headers.get(MODE, "wait") != "wait"):
         raise invalid_field("tools", f"absent with {LAST_EVENT_ID} and with {MODE}: enqueue")
     output_tokens = requests[0].sampling.max_tokens
-    slo, tier = objective_of(headers, body.service_tier, settings, priority=body.priority, output_tokens=output_tokens)
+    slo, tier, objective = objective_of(headers, body.service_tier, settings, priority=body.priority, output_tokens=output_tokens)
     expiry_s, read_timeout_s = expiry_s_of(headers), _read_timeout_s(headers)
     resume = _event_id(headers[LAST_EVENT_ID], key, len(requests)) if stream and LAST_EVENT_ID in headers else None
     request_id = key or (new_id if resume is None else resume.request_id)
@@ -110,6 +112,7 @@ def read_call(
         stream=stream,
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         tier=tier,
+        names={SECONDS: objective, PRIORITY: objective},
         resume=resume,
         read_timeout_s=read_timeout_s,
         keep_alive_s=min(settings.keep_alive_s, read_timeout_s / 2),

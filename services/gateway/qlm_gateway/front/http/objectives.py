@@ -27,29 +27,29 @@ _KINDS = {"completion": SloKind.SLO_KIND_COMPLETION, "first_token": SloKind.SLO_
 
 def objective_of(
     headers: Mapping[str, str], tier: str | None, settings: HttpSettings, *, priority: int | None = None, output_tokens: int | None = None
-) -> tuple[Slo | None, str]:
-    """The SLO, None for the gateway's default, and the tier that the answer names: "default" where something else than a tier sets the
-    objective. `priority`: the body's; `output_tokens`: at most. Raises InvalidRequest."""
+) -> tuple[Slo | None, str, str]:
+    """The SLO, None for the gateway's default; the tier that the answer names: "default" where something else than a tier sets the
+    objective; and the header or field that sets it. `priority`: the body's; `output_tokens`: at most. Raises InvalidRequest."""
     seconds, kind, strict = headers.get(SECONDS), headers.get(KIND), headers.get(PRIORITY)
     if seconds is not None and strict is not None:
         raise invalid_field(PRIORITY, f"absent with {SECONDS}")
     if kind is not None and (kind not in _KINDS or seconds is None):
         raise invalid_field(KIND, f"{' or '.join(_KINDS)}, and with {SECONDS}")
     if seconds is not None:
-        return Slo(kind=_KINDS[kind or "completion"], seconds=_number(SECONDS, seconds)), "default"
+        return Slo(kind=_KINDS[kind or "completion"], seconds=_number(SECONDS, seconds)), "default", SECONDS
     if strict is not None:
-        return Slo(kind=SloKind.SLO_KIND_PRIORITY, priority=_priority(PRIORITY, strict)), "default"
+        return Slo(kind=SloKind.SLO_KIND_PRIORITY, priority=_priority(PRIORITY, strict)), "default", PRIORITY
     if LLM_D_TTFT_MS in headers:
-        return _llm_d(headers, output_tokens), "default"
+        return _llm_d(headers, output_tokens), "default", LLM_D_TTFT_MS
     if higher_first := settings.objectives.get(headers.get(LLM_D_OBJECTIVE, ""), 0):
-        return Slo(kind=SloKind.SLO_KIND_PRIORITY, priority=-higher_first), "default"
+        return Slo(kind=SloKind.SLO_KIND_PRIORITY, priority=-higher_first), "default", LLM_D_OBJECTIVE
     if priority is not None:
-        return Slo(kind=SloKind.SLO_KIND_PRIORITY, priority=_priority("priority", str(priority))), "default"
+        return Slo(kind=SloKind.SLO_KIND_PRIORITY, priority=_priority("priority", str(priority))), "default", "priority"
     if tier == "priority":
-        return Slo(kind=SloKind.SLO_KIND_COMPLETION, seconds=settings.priority_slo_s), tier
+        return Slo(kind=SloKind.SLO_KIND_COMPLETION, seconds=settings.priority_slo_s), tier, "service_tier"
     if tier == "flex":
-        return Slo(kind=SloKind.SLO_KIND_COMPLETION, seconds=settings.flex_slo_s), tier
-    return None, "default"
+        return Slo(kind=SloKind.SLO_KIND_COMPLETION, seconds=settings.flex_slo_s), tier, "service_tier"
+    return None, "default", "service_tier"
 
 
 def expiry_s_of(headers: Mapping[str, str]) -> float | None:

@@ -27,7 +27,7 @@ from qlm_gateway.front.http.batch_routes import BatchRoutes
 from qlm_gateway.front.http.bodies import B, Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import read_call
 from qlm_gateway.front.http.completions import Completions, UnaryContext, metadata_of
-from qlm_gateway.front.http.errors import HttpError
+from qlm_gateway.front.http.errors import NO_NAMES, HttpError
 from qlm_gateway.front.http.event_stream import wait_headers
 from qlm_gateway.front.http.page import PAGE_PATH, PageRoutes
 from qlm_gateway.front.http.responses import error_response, json_response, logged_error
@@ -221,14 +221,14 @@ class HttpFront:
         return await self._complete(http, CompletionBody)
 
     async def _complete(self, http: web.Request, cls: type[Body]) -> web.StreamResponse:
-        request_id = ""
+        request_id, names = "", NO_NAMES
         try:
             body = await self._body(http, cls)
             call = read_call(body, http.headers, self._settings, self._new_id(), self._tool_form)
-            request_id = call.request_id
+            request_id, names = call.request_id, call.names
             return await self._completions.answer(http, call)
         except QlmError as error:
-            return error_response(error, chat=cls is ChatBody, request_id=request_id)
+            return error_response(error, chat=cls is ChatBody, request_id=request_id, names=names)
 
     def result_document(self, result: Result, chat: bool) -> Mapping[str, Any]:
         """A result as the API has it, for answers of batches."""

@@ -47,16 +47,16 @@ class ResponseRoutes:
         )
 
     async def _create(self, http: web.Request) -> web.StreamResponse:
-        request_id = ""
+        request_id, names = "", PARAMETERS
         try:
             asked = await self._read(http, ResponsesBody)
             call = read_call(asked.chat(), http.headers, self._settings, self._new_id())
-            request_id = call.request_id
+            request_id, names = call.request_id, {**PARAMETERS, **call.names}
             if call.resume is not None:
                 raise invalid_field(LAST_EVENT_ID, "absent: streams of responses have no ids")
             return await self._answer(http, call, asked)
         except QlmError as error:
-            return error_response(error, chat=True, request_id=request_id, names=PARAMETERS)
+            return error_response(error, chat=True, request_id=request_id, names=names)
 
     async def _answer(self, http: web.Request, call: Call, asked: ResponsesBody) -> web.StreamResponse:
         if call.enqueue or asked.background:
