@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from qlm.api.v1.request_pb2 import Result
 from qlm_core.vocabulary.errors import NotFound
 from qlm_core.vocabulary.request import RequestState
 from qlm_queue.bounds import RECORD_BYTES
-from qlm_queue.values import ControlKind
+from qlm_queue.values import ControlKind, RequeueCause
 
-from .scenario import CANCELLED, Scenario, acceptance, completion, key_of
+from .scenario import CANCELLED, Scenario, acceptance, completion, emission, key_of, owned
 
 
 async def test_erase_ends_a_request_in_any_state_and_leaves_nothing_of_it(scene: Scenario) -> None:
@@ -46,3 +47,19 @@ async def test_erase_ends_a_request_in_any_state_and_leaves_nothing_of_it(scene:
     assert not again.duplicate
     await mirror("erase", key_of("done"), CANCELLED)
     assert await mirror.real.leftovers() == []
+
+
+async def test_the_agent_of_an_erased_request_has_no_hold_on_the_next_one_of_its_id(scene: Scenario) -> None:
+    mirror = scene.mirror
+    old = (await scene.run("r1"))["r1"]
+    await mirror("emit", scene.incarnation, [emission(old, 0, (1, 2))])
+    await mirror("erase", key_of("r1"), CANCELLED)
+    scene.receipts["r1"] = await mirror("accept", acceptance(key_of("r1"), salt="other"))
+    await scene.place("g2", "r1")
+    new = (await scene.pull())["r1"]
+    assert (new.attempt, new.progress) == (1, b"")
+    assert await mirror("emit", scene.incarnation, [emission(old, 2, (3,))]) == ["stale"]
+    assert await mirror("complete", scene.incarnation, [completion(old, 2)]) == ["stale"]
+    assert await mirror("requeue", scene.incarnation, [owned(old)], RequeueCause.EVICTED, b"") == ["stale"]
+    await mirror("complete", scene.incarnation, [completion(new, 0, (7,))])
+    assert list(Result.FromString((await mirror("find", key_of("r1"))).result).output_token_ids) == [7]
