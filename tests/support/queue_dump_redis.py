@@ -174,6 +174,8 @@ class _Reader:
     def terminals(self) -> tuple[TerminalDump, ...]:
         found = []
         for rest, stored in self.found("result").items():
+            if stored == b"erased":
+                continue
             attempt, _, queue_id, length, rest_of_it = stored[17:].split(b" ", 4)
             found.append(
                 TerminalDump(

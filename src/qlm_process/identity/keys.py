@@ -32,7 +32,8 @@ class Role(StrEnum):
 
 class Key(Section):
     """A row of the key file. `models`: those it may use; none: all. `slo_s_min`: the least SLO, in seconds. `priority_min`: the most
-    urgent strict priority; None: no strict priority. `requests_per_min`, `prompt_tokens_per_min`: rates at each gateway; None: no bound."""
+    urgent strict priority; None: no strict priority. `requests_per_min`, `prompt_tokens_per_min`: rates at each gateway; None: no bound.
+    `streams_max`: streams and waits for an end at once, at each gateway."""
 
     id: str = Field(pattern=rf"^[0-9a-f]{{{2 * ID_BYTES}}}$")
     salt: str = Field(pattern=rf"^[0-9a-f]{{{2 * SALT_BYTES}}}$")
@@ -44,6 +45,7 @@ class Key(Section):
     priority_min: int | None = Field(None, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
     requests_per_min: float | None = Field(None, ge=1.0, le=RATE_MAX)
     prompt_tokens_per_min: float | None = Field(None, ge=1.0, le=RATE_MAX)
+    streams_max: int | None = Field(None, ge=1)
 
     @property
     def rates(self) -> dict[str, float]:

@@ -173,6 +173,11 @@ class MemoryQueue:
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
         return memory_admission.cancel(self.state, self._now_s(), key, result)
 
+    async def erase(self, key: RequestKey, result: bytes) -> RequestState:
+        state = memory_admission.erase(self.state, self._now_s(), key, result)
+        await self._notify()
+        return state
+
     async def expire(self, result: bytes) -> int:
         return memory_admission.expire(self.state, self._now_s(), result)
 

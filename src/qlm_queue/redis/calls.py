@@ -31,7 +31,9 @@ DATA_VERSION = 1
 """Version of the keys of `keys.py` and their content. It grows with a change that builds of the version before misread; a new key that
 these leave alone is none."""
 
-LASTING = frozenset({"acquire_lease", "register", "accept", "attach", "cancel", "give_back", "complete", "find", "pause", "resume"})
+LASTING = frozenset(
+    {"acquire_lease", "register", "accept", "attach", "cancel", "erase", "give_back", "complete", "find", "pause", "resume"}
+)
 """Calls whose answers somebody outside hears, or forgets what is written by: at durability `replica` they wait for replicas. Of others the
 caller still has what they wrote, and notices that it is gone (`pull`, `emit`: STALE, GAP)."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
 from qlm_queue.overview import Overview, WaitsRecord, check_waits
 from qlm_queue.redis import answers, arguments
-from qlm_queue.redis.calls import CONSUMER_GROUP, RedisCalls
+from qlm_queue.redis.calls import CONSUMER_GROUP, Answer, RedisCalls
 from qlm_queue.values import (
     BATCH_MAX,
     Acceptance,
@@ -138,18 +138,16 @@ class RedisQueue(RedisCalls):
         if offset < 0:
             raise OffsetOutOfRange("an offset is at least 0", details={"offset": str(offset)})
         try:
-            return await self._call("attach", self._keys.request(key), gateway, offset, read=partial(answers.attached, self._keys))
+            return await self._named("attach", key, gateway, offset, read=partial(answers.attached, self._keys))
         except OffsetOutOfRange as error:
             error.details["offset"] = str(offset)
             raise
-        except NotFound as error:
-            raise _not_found(key) from error
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
-        try:
-            return await self._call("cancel", self._keys.request(key), result, read=answers.state_of)
-        except NotFound as error:
-            raise _not_found(key) from error
+        return await self._named("cancel", key, result, read=answers.state_of)
+
+    async def erase(self, key: RequestKey, result: bytes) -> RequestState:
+        return await self._named("erase", key, result, read=answers.state_of)
 
     async def expire(self, result: bytes) -> int:
         return int(await self._call("expire", result))
@@ -288,17 +286,11 @@ class RedisQueue(RedisCalls):
     # Everyone ---------------------------------------------------------------------------------------------------------
 
     async def find(self, key: RequestKey) -> LiveRequest | TerminalRecord:
-        try:
-            return await self._call("find", self._keys.request(key), read=partial(answers.live_or_ended, self._keys))
-        except NotFound as error:
-            raise _not_found(key) from error
+        return await self._named("find", key, read=partial(answers.live_or_ended, self._keys))
 
     async def requests_ahead(self, key: RequestKey) -> tuple[str, int]:
-        try:
-            instance, ahead = await self._call("requests_ahead", self._keys.request(key), read=tuple)
-            return instance.decode(), int(ahead)
-        except NotFound as error:
-            raise _not_found(key) from error
+        instance, ahead = await self._named("requests_ahead", key, read=tuple)
+        return instance.decode(), int(ahead)
 
     async def waiting(self, group_id: str, after: int, count: int) -> Sequence[LiveRequest]:
         _check_batch(count)
@@ -348,6 +340,13 @@ class RedisQueue(RedisCalls):
         where = "second" if behind_head else "head"
         return await self._steps("give_back", incarnation, cause, where, failure, *arguments.owned(self._keys, requests))
 
+    async def _named(self, function: str, key: RequestKey, *args: Any, read: Callable[[Any], Answer]) -> Answer:
+        """Calls a function about one request. Raises NotFound with its names."""
+        try:
+            return await self._call(function, self._keys.request(key), *args, read=read)
+        except NotFound as error:
+            raise NotFound("no such request", details={"tenant": key.tenant, "request_id": key.request_id}) from error
+
     def _live(self, answer: Sequence[Any]) -> list[LiveRequest]:
         return [answers.live_request(self._keys, each) for each in answer]
 
@@ -362,7 +361,3 @@ def _ms(seconds: float) -> int:
 def _check_batch(size: int) -> None:
     if size > BATCH_MAX:
         raise ValueError(f"one call touches at most {BATCH_MAX} ids, not {size}")
-
-
-def _not_found(key: RequestKey) -> NotFound:
-    return NotFound("no such request", details={"tenant": key.tenant, "request_id": key.request_id})
