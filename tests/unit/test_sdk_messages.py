@@ -10,7 +10,7 @@ import pytest
 import qlm
 from qlm.api.v1 import gateway_pb2, prediction_pb2, request_pb2
 from qlm.errors import ConfigError, InternalError, InvalidRequest, RequestEnded
-from qlm.messages import Prompt, accepted_value, chunk_value, outlook_value, request_message, result_value
+from qlm.messages import Prompt, accepted_value, chunk_value, outlook_value, queue_status_value, request_message, result_value
 from qlm.token_stream import ended_error
 from qlm.values import Outlook, Prediction, RequestState, Slo
 
@@ -91,6 +91,13 @@ def test_every_figure_of_a_prediction_is_read() -> None:
     outlook = gateway_pb2.Outlook(state=request_pb2.REQUEST_STATE_PLACED, prediction=prediction_pb2.Prediction(**told))
     assert outlook_value(outlook) == Outlook(state=RequestState.PLACED, prediction=Prediction(**told))
     assert outlook_value(gateway_pb2.Outlook(state=request_pb2.REQUEST_STATE_PLACED)).prediction is None
+
+
+def test_what_a_request_has_not_reached_is_none_and_no_zero() -> None:
+    status = gateway_pb2.RequestStatus(state=request_pb2.REQUEST_STATE_PLACED, requests_ahead=0)
+    seen = queue_status_value(gateway_pb2.QueueStatusResponse(request=status)).request
+    assert seen is not None
+    assert (seen.requests_ahead, seen.deadline_s, seen.finished_s) == (0, None, None)
 
 
 def test_public_names_are_there() -> None:
