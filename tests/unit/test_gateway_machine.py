@@ -79,11 +79,12 @@ def located(*, produced: int = 0, ended: bool = False, gateway: str = "g", reade
 
 def test_an_accepted_request_streams_without_asking_the_queue() -> None:
     gateway = streaming()
-    assert run(gateway, (1.0, frames(frame(0, 2)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=0)]
-    assert run(gateway, (1.1, frames(frame(2, 1), frame(3, 1, last=True, total=4)))) == [
-        DeliverFrame(reader=1, frame=0, skip=0, offset=2),
-        DeliverFrame(reader=1, frame=1, skip=0, offset=3),
-        EndByFrame(reader=1, frame=1),
+    assert run(gateway, (1.0, frames(frame(0, 2)))) == [DeliverFrame(reader=1, frame=frame(0, 2), skip=0, offset=0)]
+    end = frame(3, 1, last=True, total=4)
+    assert run(gateway, (1.1, frames(frame(2, 1), end))) == [
+        DeliverFrame(reader=1, frame=frame(2, 1), skip=0, offset=2),
+        DeliverFrame(reader=1, frame=end, skip=0, offset=3),
+        EndByFrame(reader=1, frame=end),
     ]
     run(gateway, (1.2, Taken(reader=1, offset=4)), (1.3, Closed(reader=1)))
     assert gateway.reader_count == gateway.buffered_tokens == 0
@@ -97,7 +98,7 @@ def test_a_repeated_frame_is_dropped_and_an_overlapping_one_is_cut() -> None:
     gateway = streaming()
     run(gateway, (1.0, frames(frame(0, 3))))
     assert run(gateway, (1.1, frames(frame(0, 3), frame(1, 2)))) == []
-    assert run(gateway, (1.2, frames(frame(1, 4)))) == [DeliverFrame(reader=1, frame=0, skip=2, offset=3)]
+    assert run(gateway, (1.2, frames(frame(1, 4)))) == [DeliverFrame(reader=1, frame=frame(1, 4), skip=2, offset=3)]
 
 
 def test_a_gap_attaches_again_without_taking_the_request() -> None:
@@ -108,7 +109,7 @@ def test_a_gap_attaches_again_without_taking_the_request() -> None:
     # What comes before the answer does not follow either, and asks nothing more.
     assert run(gateway, (1.2, frames(frame(6, 1)))) == []
     assert run(gateway, (1.3, located(produced=7))) == [DeliverOutput(reader=1, skip=0, offset=2, count=5)]
-    assert run(gateway, (1.4, frames(frame(7, 1)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=7)]
+    assert run(gateway, (1.4, frames(frame(7, 1)))) == [DeliverFrame(reader=1, frame=frame(7, 1), skip=0, offset=7)]
 
 
 def test_an_answer_that_is_older_than_a_frame_that_passed_is_not_enough() -> None:
@@ -126,7 +127,7 @@ def test_a_frame_that_follows_is_delivered_while_an_answer_is_awaited_and_cut_fr
     gateway = opened(offset=2)
     run(gateway, (0.1, located(produced=2)))
     run(gateway, (4.0, Tick()))  # silence: asks
-    assert run(gateway, (4.1, frames(frame(2, 3)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=2)]
+    assert run(gateway, (4.1, frames(frame(2, 3)))) == [DeliverFrame(reader=1, frame=frame(2, 3), skip=0, offset=2)]
     assert run(gateway, (4.2, located(produced=6))) == [DeliverOutput(reader=1, skip=3, offset=5, count=1)]
 
 
@@ -138,30 +139,65 @@ def test_opening_binds_the_request_once() -> None:
     assert run(gateway, (0.2, frames(frame(9, 1)))) == [Attach(reader=1, key=KEY, bind=False, offset=5)]
 
 
-def test_frames_that_outrun_the_answer_of_an_attach_make_it_ask_again() -> None:
+def test_frames_that_outrun_the_answer_of_an_attach_follow_its_output() -> None:
     gateway = opened()
-    assert run(gateway, (0.1, frames(frame(0, 1), frame(1, 1, last=True, total=2)))) == []
-    assert run(gateway, (0.2, located(produced=0))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
-    assert run(gateway, (0.3, located(produced=2, ended=True, gateway=""))) == [
-        DeliverOutput(reader=1, skip=0, offset=0, count=2),
-        EndByRecord(reader=1),
+    last = frame(2, 2, last=True, total=4)
+    assert run(gateway, (0.1, frames(frame(0, 2), last, last))) == []
+    assert run(gateway, (0.2, located(produced=1))) == [
+        DeliverOutput(reader=1, skip=0, offset=0, count=1),
+        DeliverFrame(reader=1, frame=frame(0, 2), skip=1, offset=1),
+        DeliverFrame(reader=1, frame=last, skip=0, offset=2),
+        EndByFrame(reader=1, frame=last),
     ]
 
 
-def test_frames_that_outrun_the_answer_of_an_accept_make_it_ask() -> None:
+def accepting(*facts: FrameFacts, unclaimed_max: int = 100) -> list[Effect]:
+    """The effects of the answer of an accept, before which frames were read, an entry each."""
+    gateway = machine(StreamLimits(unclaimed_max=unclaimed_max, buffer_tokens_max=10))
+    run(gateway, (0.0, AcceptSent(reader=1)), *((0.1, frames(each)) for each in facts))
+    return run(gateway, (0.2, Accepted(reader=1, key=KEY, queue_id="1-0")))
+
+
+def test_frames_that_outrun_the_answer_of_an_accept_are_given_with_it_in_order() -> None:
+    other, second, last = frame(0, 1, queue_id="2-0"), frame(2, 1), frame(3, 0, last=True, total=3)
+    assert accepting(frame(0, 2), other, second, second, last) == [
+        DeliverFrame(reader=1, frame=frame(0, 2), skip=0, offset=0),
+        DeliverFrame(reader=1, frame=second, skip=0, offset=2),
+        EndByFrame(reader=1, frame=last),
+    ]
+
+
+def test_a_gap_or_a_full_buffer_among_them_asks_the_queue() -> None:
+    given = DeliverFrame(reader=1, frame=frame(0, 2), skip=0, offset=0)
+    assert accepting(frame(0, 2), frame(5, 1)) == [given, Attach(reader=1, key=KEY, bind=False, offset=2)]
+    assert accepting(frame(0, 2), frame(2, 9), frame(11, 1)) == [given, Forget(reader=1)]
+
+
+def test_at_the_bound_frames_of_the_request_kept_longest_are_dropped() -> None:
+    first, others = frame(0, 1), [frame(0, 1, queue_id=f"{number}-0") for number in (2, 3)]
+    assert accepting(first, *others, unclaimed_max=3) == [DeliverFrame(reader=1, frame=first, skip=0, offset=0)]
+    assert accepting(first, *others, unclaimed_max=2) == []
+    assert accepting(first, *others, frame(1, 1), unclaimed_max=2) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
+
+
+def test_what_came_for_unknown_requests_is_forgotten_when_nobody_waits() -> None:
+    gateway = machine()
+    run(gateway, (0.0, AcceptSent(reader=1)), (0.0, AcceptSent(reader=2)))
+    run(gateway, (0.1, frames(frame(0, 2))), (0.2, Closed(reader=1)))
+    assert gateway._following.unclaimed
+    run(gateway, (0.3, Closed(reader=2)))
+    assert not gateway._following.unclaimed
+    run(gateway, (0.4, frames(frame(2, 2))))
+    assert not gateway._following.unclaimed
+
+
+def test_a_request_that_another_gateway_took_before_the_answer_gives_what_came_and_is_found_again() -> None:
     gateway = machine()
     run(gateway, (0.0, AcceptSent(reader=1)), (0.1, frames(frame(0, 2))))
-    assert run(gateway, (0.2, Accepted(reader=1, key=KEY, queue_id="1-0"))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
-
-
-def test_what_came_for_unknown_requests_is_forgotten_when_nobody_waits_and_bounded() -> None:
-    gateway = machine(StreamLimits(unclaimed_max=3))
-    run(gateway, (0.0, AcceptSent(reader=1)))
-    for number in range(10):
-        run(gateway, (0.1, frames(frame(0, 1, queue_id=f"{number}-0"))))
-    assert len(gateway._following.unclaimed) == 3
-    run(gateway, (0.2, Closed(reader=1)))
-    assert gateway._following.unclaimed == {}
+    given = [DeliverFrame(reader=1, frame=frame(0, 2), skip=0, offset=0)]
+    assert run(gateway, (0.2, Accepted(reader=1, key=KEY, queue_id="1-0"))) == given
+    assert run(gateway, (3.3, Tick())) == [Attach(reader=1, key=KEY, bind=False, offset=2)]  # its frames go elsewhere
+    assert run(gateway, (3.4, located(produced=5, gateway="other"))) == [DeliverOutput(reader=1, skip=0, offset=2, count=3)]
 
 
 def test_a_request_that_has_ended_gives_its_output_and_its_record() -> None:
@@ -200,7 +236,7 @@ def test_a_slow_reader_falls_behind_and_attaches_again_where_it_stands_when_it_w
 def test_an_answer_for_a_reader_that_fell_behind_meanwhile_is_not_enough() -> None:
     gateway = opened()
     run(gateway, (0.1, located(produced=2)), (4.0, Tick()))  # silence: asks from 2
-    assert run(gateway, (4.1, frames(frame(2, 6)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=2)]
+    assert run(gateway, (4.1, frames(frame(2, 6)))) == [DeliverFrame(reader=1, frame=frame(2, 6), skip=0, offset=2)]
     assert run(gateway, (4.2, frames(frame(8, 6)))) == [Forget(reader=1)]
     assert run(gateway, (4.3, Taken(reader=1, offset=0))) == []  # the answer is awaited still
     assert run(gateway, (4.4, located(produced=9))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
@@ -229,9 +265,13 @@ def test_all_buffers_together_are_bounded_and_an_empty_one_takes_a_frame_neverth
     for reader in (1, 2, 3):
         run(gateway, (0.0, AcceptSent(reader=reader)), (0.1, Accepted(reader=reader, key=KEY, queue_id=f"{reader}-0")))
     run(gateway, (1.0, frames(frame(0, 8, queue_id="1-0"), frame(0, 4, queue_id="2-0"))))
-    assert run(gateway, (1.1, frames(frame(0, 2, queue_id="3-0")))) == [DeliverFrame(reader=3, frame=0, skip=0, offset=0)]
+    assert run(gateway, (1.1, frames(frame(0, 2, queue_id="3-0")))) == [
+        DeliverFrame(reader=3, frame=frame(0, 2, queue_id="3-0"), skip=0, offset=0)
+    ]
     assert run(gateway, (1.2, frames(frame(8, 1, queue_id="1-0")))) == [Forget(reader=1)]
-    assert run(gateway, (1.3, frames(frame(4, 6, queue_id="2-0")))) == [DeliverFrame(reader=2, frame=0, skip=0, offset=4)]
+    assert run(gateway, (1.3, frames(frame(4, 6, queue_id="2-0")))) == [
+        DeliverFrame(reader=2, frame=frame(4, 6, queue_id="2-0"), skip=0, offset=4)
+    ]
     assert gateway.buffered_tokens == 12
 
 
@@ -258,7 +298,7 @@ def test_readers_are_bounded_and_those_that_are_accepted_count() -> None:
 
 
 def test_a_chunk_larger_than_the_buffer_fits_into_an_empty_one() -> None:
-    assert run(streaming(), (1.0, frames(frame(0, 50)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=0)]
+    assert run(streaming(), (1.0, frames(frame(0, 50)))) == [DeliverFrame(reader=1, frame=frame(0, 50), skip=0, offset=0)]
 
 
 def test_a_reader_whose_request_went_to_another_gateway_looks_without_taking_it_back() -> None:
@@ -277,11 +317,12 @@ def test_several_readers_of_one_request_each_from_its_offset() -> None:
     run(gateway, (1.0, frames(frame(0, 2))))
     run(gateway, (1.1, Opened(reader=2, kind=ReaderKind.TOKENS, key=KEY, offset=1)), (1.2, located(reader=2, produced=2)))
     run(gateway, (1.3, Opened(reader=3, kind=ReaderKind.END, key=KEY)), (1.4, located(reader=3)))
-    assert run(gateway, (1.5, frames(frame(2, 1, last=True, total=3)))) == [
-        DeliverFrame(reader=1, frame=0, skip=0, offset=2),
-        EndByFrame(reader=1, frame=0),
-        DeliverFrame(reader=2, frame=0, skip=0, offset=2),
-        EndByFrame(reader=2, frame=0),
+    last = frame(2, 1, last=True, total=3)
+    assert run(gateway, (1.5, frames(last))) == [
+        DeliverFrame(reader=1, frame=last, skip=0, offset=2),
+        EndByFrame(reader=1, frame=last),
+        DeliverFrame(reader=2, frame=last, skip=0, offset=2),
+        EndByFrame(reader=2, frame=last),
         Find(reader=3, key=KEY),
     ]
     assert run(gateway, (1.6, located(reader=3, ended=True, gateway=""))) == [EndByRecord(reader=3)]
@@ -369,7 +410,7 @@ def test_draining_refuses_what_is_new_at_once_and_what_is_open_after_the_grace()
         gateway.check_open()
     assert refused.value.reason == "DRAINING"
     assert refused.value.retry_after_s == pytest.approx(0.1)
-    assert run(gateway, (5.9, frames(frame(0, 1)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=0)]
+    assert run(gateway, (5.9, frames(frame(0, 1)))) == [DeliverFrame(reader=1, frame=frame(0, 1), skip=0, offset=0)]
     assert run(gateway, (6.0, Tick())) == [Refuse(reader=1, refusal=Refusal.DRAINING)]
     assert run(gateway, (6.1, Tick())) == []
 

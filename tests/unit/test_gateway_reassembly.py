@@ -45,7 +45,14 @@ CHUNK_MAX = 4
 READERS_MAX = 5
 SETTLE_ROUNDS_MAX = 200
 LIMITS = StreamLimits(
-    buffer_tokens_max=BUFFER_MAX, buffers_tokens_max=BUFFERS_MAX, stall_s=3.0, poll_s=0.5, recheck_s=2.0, patience_s=1e9, locates_max=3
+    buffer_tokens_max=BUFFER_MAX,
+    buffers_tokens_max=BUFFERS_MAX,
+    stall_s=3.0,
+    poll_s=0.5,
+    recheck_s=2.0,
+    patience_s=1e9,
+    locates_max=3,
+    unclaimed_max=8,
 )
 
 
@@ -110,9 +117,7 @@ class Streams:
         assert not reader.ended, "given something after its end"
         assert not reader.forgotten, "given something before it wants more"
         match effect:
-            case DeliverFrame(frame=index, skip=skip, offset=offset):
-                assert isinstance(event, FramesRead)
-                facts = event.frames[index]
+            case DeliverFrame(frame=facts, skip=skip, offset=offset):
                 assert 0 <= skip < facts.count
                 assert facts.offset + skip == offset
                 self.give(reader, offset, facts.offset + facts.count)

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.prediction_pb2 import Prediction
@@ -135,20 +136,34 @@ def chunk_response(
     return StreamResponse(tokens=TokenChunk(offset=offset, token_ids=token_ids, pieces=pieces, text=text, logprobs=logprobs))
 
 
-def frame_facts(frame: Frame) -> FrameFacts:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFrame(FrameFacts):
+    """A frame as decisions see it, and its message, which they do not read."""
+
+    message: Frame
+
+
+def frame_facts(frame: Frame) -> ReadFrame:
     """A frame as decisions see it."""
     count = len(frame.token_ids) or len(frame.pieces)
     if not frame.HasField("result"):
-        return FrameFacts(queue_id=frame.queue_id, offset=frame.offset, count=count)
+        return ReadFrame(queue_id=frame.queue_id, offset=frame.offset, count=count, message=frame)
     result = frame.result
     completed = result.state == RequestState.REQUEST_STATE_COMPLETED
-    return FrameFacts(
+    return ReadFrame(
+        message=frame,
         queue_id=frame.queue_id,
         offset=frame.offset,
         count=count,
         last=True,
         total=result.usage.output_tokens if completed else -1,
     )
+
+
+def message_of(facts: FrameFacts) -> Frame:
+    """The message of a frame that was read."""
+    assert isinstance(facts, ReadFrame), "the facts of `frame_facts`"
+    return facts.message
 
 
 def tokens_of(progress: bytes) -> Sequence[int]:

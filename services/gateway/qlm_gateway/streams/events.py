@@ -42,8 +42,8 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameFacts:
-    """A frame without its tokens. `total`: on the last frame of a request that COMPLETED, all its output; -1 elsewhere. `last`: it
-    brings the end of the request."""
+    """A frame without its tokens, which the shell's frames carry beside these. `total`: on the last frame of a request that COMPLETED, all
+    its output; -1 elsewhere. `last`: it brings the end of the request."""
 
     queue_id: str
     offset: int
@@ -158,10 +158,10 @@ class Find:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverFrame:
-    """Give the tokens of the event's frame number `frame`, without its first `skip`, which start at `offset`."""
+    """Give the tokens of a frame, without its first `skip`; they start at `offset`."""
 
     reader: ReaderId
-    frame: int
+    frame: FrameFacts
     skip: int
     offset: int
 
@@ -185,10 +185,10 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndByFrame:
-    """End the reader with the Result of the event's frame number `frame`."""
+    """End the reader with the Result of a frame."""
 
     reader: ReaderId
-    frame: int
+    frame: FrameFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,26 +9,23 @@ from qlm_gateway.streams.readers import Reader
 
 
 class Following:
-    """`unclaimed_max`: requests whose frames are noted, not kept: (end of the frames, whether the last was among them)."""
+    """`unclaimed_max`: tokens of the frames in `unclaimed`, where a frame counts as one at least."""
 
     def __init__(self, unclaimed_max: int) -> None:
         self._unclaimed_max = unclaimed_max
         self.readers: dict[str, list[Reader]] = {}
-        self.unclaimed: dict[str, tuple[int, bool]] = {}
+        self.unclaimed: dict[str, list[FrameFacts]] = {}
+        self._unclaimed = 0
 
     def of(self, queue_id: str) -> Sequence[Reader] | None:
         """Readers of a request; None for one that nobody follows."""
         return self.readers.get(queue_id)
 
-    def follow(self, reader: Reader) -> None:
-        """Frames of its request are for it from now on. Safe twice."""
-        if reader.following:
-            return
+    def follow(self, reader: Reader) -> Sequence[FrameFacts]:
+        """Frames of its request are for it from now on. Returns those that were kept, in order, and keeps them no longer."""
         reader.following = True
         self.readers.setdefault(reader.queue_id, []).append(reader)
-        high, end_seen = self.unclaimed.get(reader.queue_id, (0, False))
-        reader.high = max(reader.high, high)
-        reader.end_seen = reader.end_seen or end_seen
+        return self._take(reader.queue_id)
 
     def unfollow(self, reader: Reader) -> None:
         """No more frames. Safe twice."""
@@ -40,14 +37,19 @@ class Following:
         if not readers:
             del self.readers[reader.queue_id]
 
-    def remember(self, frame: FrameFacts) -> None:
-        """Notes a frame of a request that nobody follows, or not yet."""
-        high, end_seen = self.unclaimed.pop(frame.queue_id, (0, False))
-        if len(self.unclaimed) >= self._unclaimed_max:
-            del self.unclaimed[next(iter(self.unclaimed))]  # its reader finds out by looking again
-        self.unclaimed[frame.queue_id] = (max(high, frame.offset + frame.count), end_seen or frame.last)
+    def keep(self, frame: FrameFacts) -> None:
+        """Keeps a frame of a request that nobody follows, or not yet. At the bound, frames of the request kept longest are dropped."""
+        self.unclaimed.setdefault(frame.queue_id, []).append(frame)
+        self._unclaimed += max(1, frame.count)
+        while self._unclaimed > self._unclaimed_max:
+            self._take(next(iter(self.unclaimed)))
 
     def forget_unclaimed(self) -> None:
         """Nobody can claim them any more."""
-        if self.unclaimed:
-            self.unclaimed.clear()
+        self.unclaimed.clear()
+        self._unclaimed = 0
+
+    def _take(self, queue_id: str) -> Sequence[FrameFacts]:
+        frames = self.unclaimed.pop(queue_id, ())
+        self._unclaimed -= sum(max(1, frame.count) for frame in frames)
+        return frames

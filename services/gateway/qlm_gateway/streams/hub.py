@@ -10,7 +10,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1.request_pb2 import Logprobs, Request, Result
-from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
+from qlm.internal.v1.frames_pb2 import FrameBatch
 from qlm_core.vocabulary.errors import InternalError, NotFound, OffsetOutOfRange, QlmError, Unavailable
 from qlm_core.vocabulary.request import RequestKey
 from qlm_gateway.metrics import GatewayMetrics
@@ -44,7 +44,7 @@ from qlm_gateway.streams.machine import GatewayMachine
 from qlm_gateway.streams.reader_stream import ReaderStream
 from qlm_gateway.text.logprobs import logprobs_part, stored_logprobs
 from qlm_gateway.text.model_text import CONTEXT_TOKENS, ModelText
-from qlm_gateway.wire import TOKEN_BYTES, frame_facts, tokens_of, without_output
+from qlm_gateway.wire import TOKEN_BYTES, frame_facts, message_of, tokens_of, without_output
 from qlm_queue.port import Queue
 from qlm_queue.values import Attached, LiveRequest, TerminalRecord
 
@@ -188,15 +188,15 @@ class StreamHub:
 
     # Machine ----------------------------------------------------------------------------------------------------------
 
-    def _step(self, event: Event, frames: Sequence[Frame] = (), answer: _Answer | None = None) -> None:
+    def _step(self, event: Event, answer: _Answer | None = None) -> None:
         for effect in self._machine.step(self._monotonic(), event):
-            self._perform(effect, frames, answer)
+            self._perform(effect, answer)
         if self._machine.gaps != self._seen_gaps or self._machine.overruns != self._seen_overruns:
             self._metrics.gaps.inc(self._machine.gaps - self._seen_gaps)
             self._metrics.overruns.inc(self._machine.overruns - self._seen_overruns)
             self._seen_gaps, self._seen_overruns = self._machine.gaps, self._machine.overruns
 
-    def _perform(self, effect: Effect, frames: Sequence[Frame], answer: _Answer | None) -> None:
+    def _perform(self, effect: Effect, answer: _Answer | None) -> None:
         if isinstance(effect, (Attach, Find)):
             self._start(effect)
             return
@@ -204,8 +204,8 @@ class StreamHub:
         if stream is None:
             return
         match effect:
-            case DeliverFrame(frame=index, skip=skip, offset=offset):
-                frame = frames[index]
+            case DeliverFrame(frame=facts, skip=skip, offset=offset):
+                frame = message_of(facts)
                 logprobs = logprobs_part(frame.logprobs, skip, len(frame.token_ids)) if frame.HasField("logprobs") else None
                 stream.give(offset, frame.token_ids[skip:], frame.pieces[skip:], logprobs)
             case DeliverOutput(skip=skip, offset=offset, count=count):
@@ -214,8 +214,8 @@ class StreamHub:
                 stream.give(offset, answer.tokens[skip:end], answer.pieces[skip:end], answer.logprobs_part(skip, end))
             case Forget():
                 stream.forget()
-            case EndByFrame(frame=index):
-                stream.result = without_output(frames[index].result)
+            case EndByFrame(frame=facts):
+                stream.result = without_output(message_of(facts).result)
             case EndByRecord():
                 assert answer is not None, "a record is given with the answer that brought it"
                 stream.result = answer.result
@@ -353,7 +353,7 @@ class StreamHub:
             structlog.get_logger().error("frames_unreadable", bytes=len(payload))
             return 0
         self._metrics.frames.inc(len(frames))
-        self._step(FramesRead(frames=[frame_facts(frame) for frame in frames]), frames=frames)
+        self._step(FramesRead(frames=[frame_facts(frame) for frame in frames]))
         return len(frames)
 
     async def _keep_time(self) -> None:

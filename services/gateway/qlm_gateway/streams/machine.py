@@ -8,8 +8,8 @@ again, from its offset. So whatever is lost, doubled or late, a reader is given 
 - A reader that does not take what it is given falls `behind` when its buffer is full, when all buffers together are, or after `stall_s`:
   what it holds is forgotten and frames pass it by, until it wants more and attaches again where it stands. So memory is bounded, a
   reader that stalls costs nothing, and nothing is lost: its tokens are in the queue.
-- Frames may be read before the answer that says whose they are. While any such answer is awaited, frames of unknown requests are
-  remembered (not kept), so that the reader attaches again rather than waits for tokens that have passed.
+- Frames may be read before the answer that says whose they are. While any such answer is awaited, frames of unknown requests are kept,
+  within a bound, and are the reader's as soon as it is known. Where the bound drops them, it attaches again: at the gap, or after silence.
 """
 
 from __future__ import annotations
@@ -135,11 +135,8 @@ class GatewayMachine:
         reader = Reader(reader=reader_id, kind=ReaderKind.TOKENS, key=key, next=0, taken=0, mine=True, heard_s=now_s)
         self._add(reader)
         reader.queue_id = queue_id
-        self._following.follow(reader)
         self._accepting.discard(reader_id)
-        self._forget_unclaimed()
-        if self._is_short(reader):
-            self._locate(reader, effects)
+        self._follow(now_s, reader, effects)
 
     def _opened(self, now_s: float, event: Opened, effects: list[Effect]) -> None:
         self._accepting.discard(event.reader)
@@ -149,6 +146,13 @@ class GatewayMachine:
         self._unlocated += 1
         self._add(reader)
         self._locate(reader, effects)
+
+    def _follow(self, now_s: float, reader: Reader, effects: list[Effect]) -> None:
+        """Gives a reader the frames that were read before it was known, and those to come."""
+        for frame in self._following.follow(reader):
+            if not reader.ended:
+                self._frame(now_s, reader, frame, effects)
+        self._forget_unclaimed()
 
     def _add(self, reader: Reader) -> None:
         self._readers[reader.reader] = reader
@@ -176,18 +180,18 @@ class GatewayMachine:
     # Frames -----------------------------------------------------------------------------------------------------------
 
     def _frames(self, now_s: float, frames: Sequence[FrameFacts], effects: list[Effect]) -> None:
-        for index, frame in enumerate(frames):
+        for frame in frames:
             readers = self._following.of(frame.queue_id)
             if readers is None:
                 if self._accepting or self._unlocated:
-                    self._following.remember(frame)
+                    self._following.keep(frame)
                 continue
             for reader in tuple(readers) if frame.last else readers:
-                self._frame(now_s, reader, index, frame, effects)
+                reader.heard_s = now_s
+                reader.mine = True
+                self._frame(now_s, reader, frame, effects)
 
-    def _frame(self, now_s: float, reader: Reader, index: int, frame: FrameFacts, effects: list[Effect]) -> None:
-        reader.heard_s = now_s
-        reader.mine = True
+    def _frame(self, now_s: float, reader: Reader, frame: FrameFacts, effects: list[Effect]) -> None:
         end = frame.offset + frame.count
         if frame.count and end > reader.high:
             reader.high = end
@@ -208,12 +212,12 @@ class GatewayMachine:
             if not self._buffers.fits(reader, end - reader.next):
                 self._fall_behind(reader, effects)
                 return
-            effects.append(DeliverFrame(reader=reader.reader, frame=index, skip=reader.next - frame.offset, offset=reader.next))
+            effects.append(DeliverFrame(reader=reader.reader, frame=frame, skip=reader.next - frame.offset, offset=reader.next))
             self._buffers.give(now_s, reader, end - reader.next)
         if frame.last:
             # Only the last frame of a completed request says how much output there is; the rest is in its record.
             if reader.next == frame.total:
-                self._end(reader, EndByFrame(reader=reader.reader, frame=index), effects)
+                self._end(reader, EndByFrame(reader=reader.reader, frame=frame), effects)
             else:
                 self._locate(reader, effects)
 
@@ -234,10 +238,6 @@ class GatewayMachine:
             self._locate(reader, effects)
 
     # Where a request is -----------------------------------------------------------------------------------------------
-
-    def _is_short(self, reader: Reader) -> bool:
-        """Whether frames passed by that it was not given."""
-        return reader.end_seen or (reader.kind is ReaderKind.TOKENS and reader.high > reader.next)
 
     def _locate(self, reader: Reader, effects: list[Effect]) -> None:
         if reader.locating:
@@ -271,18 +271,18 @@ class GatewayMachine:
         reader.failures, reader.failing_since_s = 0, math.inf
         reader.heard_s = now_s
         reader.mine = event.gateway == self.gateway
-        if not reader.queue_id:
+        first = not reader.queue_id
+        if first:
             reader.queue_id = event.queue_id
             self._unlocated -= 1
-            if not event.ended:
-                self._following.follow(reader)
-            self._forget_unclaimed()
         if reader.ended:
             return
         if reader.kind is ReaderKind.END:
             self._located_end(reader, event, found, effects)
         elif not reader.behind:  # one that is behind asks when it has taken all
             self._located_output(now_s, reader, event, effects)
+        if first and not event.ended:
+            self._follow(now_s, reader, effects)
 
     def _located_output(self, now_s: float, reader: Reader, event: Located, effects: list[Effect]) -> None:
         if reader.asked > reader.next:  # it fell behind meanwhile, and needs what comes before this answer
@@ -301,7 +301,7 @@ class GatewayMachine:
             return
         if event.ended:
             self._end(reader, EndByRecord(reader=reader.reader), effects)
-        elif self._is_short(reader):
+        elif reader.end_seen or reader.high > reader.next:  # frames passed by that it was not given
             self._locate(reader, effects)
 
     def _located_end(self, reader: Reader, event: Located, found: bool, effects: list[Effect]) -> None:

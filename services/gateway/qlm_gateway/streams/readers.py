@@ -15,8 +15,8 @@ class StreamLimits:
 
     `readers_max`: most at a time. `buffer_tokens_max`, `buffers_tokens_max`: most that is kept for one reader, and for all of them.
     `stall_s`: how long a reader may leave what is kept for it. `patience_s`: how long it outlives a queue that does not answer.
-    `locates_max`: questions to the queue at a time; `polls_per_tick_max`: those that only time asks for, so that thousands of silent
-    streams do not keep the queue busy."""
+    `unclaimed_max`: tokens of frames that are kept until it is known whose they are. `locates_max`: questions to the queue at a time;
+    `polls_per_tick_max`: those that only time asks for, so that thousands of silent streams do not keep the queue busy."""
 
     readers_max: int = 10_000
     buffer_tokens_max: int = 4_096
