@@ -32,6 +32,8 @@ MODELS = {"OPT-13B": (1, 1), "OPT-66B": (4, 1), "OPT-175B": (16, 2)}
 JOBS_LEAST = 100
 RATIOS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
 """Prompt over answer (figure 14)."""
+SPREAD_RATIOS = (0.25, 1.0)
+"""Of these where answers are spread wider."""
 STEPS = 4
 """Rates in a doubling."""
 REACH = 7
@@ -148,7 +150,8 @@ def rates(data: str, plan: Plan) -> Iterator[Row]:
 
 
 def spread(plan: Plan) -> Iterator[Row]:
-    """The same of OPT-13B with answers spread wider than the trace's: lognormal, of its mean, before they are cut to its longest."""
+    """The same of OPT-13B, and figure 14, with answers spread wider than the trace's: lognormal, of its mean, before they are cut to its
+    longest."""
     on, source = server("OPT-13B", 1, seats=SEATS), plan.lengths("sharegpt")
     mean = float(source.outputs.mean())
     for cv in SPREADS:
@@ -165,6 +168,7 @@ def spread(plan: Plan) -> Iterator[Row]:
         for other in ("fcfs", "static"):
             row = _over(f"rate_mean_over_{other}_cv_{cv:g}", RATE_CLAIMS["sharegpt"]["mean", other], found["fastserve"], found[other])
             yield replace(row, note=f"{row.note}; variation {cut_cv:.2f}, the trace's {source.outputs.std() / mean:.2f}")
+        yield from _skip_join(plan, wider, SPREAD_RATIOS, f"_cv_{cv:g}")
 
 
 def _rates(curves: Sequence[Curve], figure: Callable[[Point], float], limit: float) -> tuple[float, ...]:
@@ -178,14 +182,17 @@ def _over(name: str, claim: tuple[float, float], ours: tuple[float, ...], others
 
 def skip_join(plan: Plan) -> Iterator[Row]:
     """Figure 14: mean latency of a token over that of FastServe, at the worst ratio of prompts to answers ("up to"). Both are scaled: their
-    mean length in all is kept, and the server has one and a half times the jobs that it can do."""
+    mean length in all is kept, and the server has one and a half times the jobs that it can do; the paper does not state its load."""
+    yield from _skip_join(plan, plan.lengths("sharegpt"), RATIOS, "")
+
+
+def _skip_join(plan: Plan, source: Lengths, ratios: Sequence[float], suffix: str) -> Iterator[Row]:
     on = server("OPT-13B", 1, seats=SEATS)
-    source = plan.lengths("sharegpt")
     whole = source.prompts.mean() + source.outputs.mean()
     policies = {"fcfs": 8.9, "mlfq-naive": 1.87, "fixed-priority": 13.9}
     worst = {policy: [0.0] * len(plan.seeds) for policy in policies}
     where = dict.fromkeys(policies, 0.0)
-    for ratio in RATIOS:
+    for ratio in ratios:
         shaped = replace(
             source,
             prompts=_scaled(source.prompts, whole * ratio / (1.0 + ratio)),
@@ -204,7 +211,7 @@ def skip_join(plan: Plan) -> Iterator[Row]:
         plan.say(f"prompt over answer {ratio:g} at {rate:.2f} jobs/s: {worst}")
     for policy, claim in policies.items():
         note = f"largest at prompt over answer {where[policy]:g}"
-        yield Row(name=f"skip_join_over_{policy}", claim=(claim, claim), ours=tuple(worst[policy]), note=note)
+        yield Row(name=f"skip_join_over_{policy}{suffix}", claim=(claim, claim), ours=tuple(worst[policy]), note=note)
 
 
 def _scaled(tokens: NDArray[np.int64], mean: float) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 One A100 at LOAD of what it sustains, in bursts, with as many requests inside the engine as `qlm tune` lets in, and few seats, so that most
 of them wait there. Measured are the speed factor that the estimator published last over the engine's hidden one, and R2 of the median waits
-that clients heard at their acceptance: those until the agent pulls, in the order of arrival, beside those until the first token.
+that clients heard at their acceptance, which are until the engine begins: against those until the first token, and until the agent pulls.
 """
 
 from __future__ import annotations

@@ -307,14 +307,18 @@ def _learned(key: tuple[str, int, str], requests: list[_Request], bias: float) -
 
 
 @pytest.mark.parametrize(
-    ("key", "rate_per_s", "prompt_factor", "error"),
+    ("key", "rate_per_s", "prompt_factor", "lookahead", "error"),
     [
-        (("A100-80GB", 1, "Mistral-7B"), 11.0, 1.0, 0.1),  # just above what it can serve
-        (("A100-80GB", 1, "Mistral-7B"), 7.0, 1.0, 0.15),  # a batch that is never full
-        (("A100-80GB", 1, "Mistral-7B"), 1.6, 12.0, 0.15),  # prompts of 9,000 tokens: prefills set the pace
+        (("A100-80GB", 1, "Mistral-7B"), 11.0, 1.0, 0, 0.1),  # just above what it can serve
+        (("A100-80GB", 1, "Mistral-7B"), 11.0, 1.0, 64, 0.1),  # some of those that wait do so inside the engine
+        (("A100-80GB", 1, "Mistral-7B"), 11.0, 1.0, 10_000, 0.1),  # all of them
+        (("A100-80GB", 1, "Mistral-7B"), 7.0, 1.0, 0, 0.15),  # a batch that is never full
+        (("A100-80GB", 1, "Mistral-7B"), 1.6, 12.0, 0, 0.15),  # prompts of 9,000 tokens: prefills set the pace
     ],
 )
-def test_requests_that_keep_coming(key: tuple[str, int, str], rate_per_s: float, prompt_factor: float, error: float) -> None:
+def test_requests_that_keep_coming(
+    key: tuple[str, int, str], rate_per_s: float, prompt_factor: float, lookahead: int, error: float
+) -> None:
     """Each at its arrival, from what waits and runs then and how fast they come: waits one by one, decode times in the mean."""
     row, requests = replace(ROWS[key], prefill_ms_per_token_squared=0.0), _requests(1_500, 3, spread=0.77, rate_per_s=rate_per_s)
     for request in requests:
@@ -334,7 +338,7 @@ def test_requests_that_keep_coming(key: tuple[str, int, str], rate_per_s: float,
     waits: list[tuple[float, float]] = []
     decodes: list[tuple[float, float]] = []
     for request in requests[200:-200:10]:
-        view = _at_arrival(request, requests, instance, rate_per_s)
+        view = _at_arrival(request, requests, instance, rate_per_s, lookahead)
         found = predict_request((view,), {"m": ModelSpec(name="m", profile=key[2])}, snapshot, "m", request.prompt, 10**6, math.inf)
         assert found is not None
         waits.append((found.wait.mean, request.started_s - request.arrival_s))
@@ -346,11 +350,20 @@ def test_requests_that_keep_coming(key: tuple[str, int, str], rate_per_s: float,
     assert sum(predicted for predicted, _ in decodes) == pytest.approx(sum(actual for _, actual in decodes), rel=error)
 
 
-def _at_arrival(request: _Request, requests: list[_Request], instance: InstanceFacts, rate_per_s: float) -> QueueView:
+def _at_arrival(request: _Request, requests: list[_Request], instance: InstanceFacts, rate_per_s: float, lookahead: int) -> QueueView:
     now_s = request.arrival_s
     waiting = [each for each in requests if each.arrival_s < now_s < each.started_s]
+    inside, waiting = waiting[:lookahead], waiting[lookahead:]
     running = [each for each in requests if each.arrival_s < now_s and each.started_s <= now_s < each.ended_s]
     produced = tuple(int(each.output * (now_s - each.started_s) / (each.ended_s - each.started_s)) for each in running)
+    runner = RunningView(
+        slo_class="",
+        token_class="",
+        count=len(running) + len(inside),
+        produced_tokens=produced + (0,) * len(inside),
+        prefill_left_tokens=sum(each.prompt for each in inside),
+        lookahead=lookahead > 0,
+    )
     group = GroupView(
         group_id="g",
         model="m",
@@ -363,8 +376,8 @@ def _at_arrival(request: _Request, requests: list[_Request], instance: InstanceF
     return QueueView(
         instance=instance,
         active_model="m",
-        running=len(running),
+        running=runner.count,
         groups=(group,) if waiting else (),
-        runners=(RunningView(slo_class="", token_class="", count=len(running), produced_tokens=produced),),
+        runners=(runner,),
         arrivals_per_s=rate_per_s,
     )

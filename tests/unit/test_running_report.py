@@ -15,8 +15,8 @@ from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.delivery.requests import read_pulled
 from qlm_agent.shell.running_report import running_report
 from qlm_core.operations.preemption import Urgency
-from qlm_core.prediction.prediction_views import GroupView, QueueView, RequestPrediction
-from qlm_core.prediction.reported_runs import GroupRuns, ReportedRuns
+from qlm_core.prediction.prediction_views import GroupView, QueueView, RequestPrediction, RunningView
+from qlm_core.prediction.reported_runs import GroupRuns, ReportedRuns, with_reported_outputs
 from qlm_core.prediction.running_request import output_left, predict_running
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.statistics.distribution import Normal
@@ -120,6 +120,15 @@ def test_what_makes_no_sense_is_not_taken(fields: dict[str, object]) -> None:
             setattr(message, name, value)
     assert from_body(message.SerializeToString()) is None
     assert from_body(b"\xff\xff") is None
+
+
+@pytest.mark.parametrize(("lookahead", "produced", "unstarted"), [(False, [0, 0, 10, 15, 310], 1.0), (True, [0, 0, 0, 15, 310], 3.0)])
+def test_with_lookahead_those_without_output_still_wait(lookahead: bool, produced: list[int], unstarted: float) -> None:
+    """Ten tokens later, with two that were pulled since the report."""
+    view = RunningView(slo_class="", token_class="", count=5, lookahead=lookahead)
+    told = with_reported_outputs(view, [REPORTED.groups["1-1"], None], 10)
+    assert sorted(told.produced_tokens) == produced
+    assert told.unstarted(30.0) == unstarted
 
 
 # When a request that runs now will end --------------------------------------------------------------------------------

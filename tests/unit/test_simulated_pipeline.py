@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qlm_agent.config import AgentSettings, simulated_limits
-from qlm_agent.engines.policies.registry import engine_policy
+from qlm_agent.engines.policies.registry import ENGINE_POLICIES, engine_policy
 from qlm_agent.engines.simulated.batch import SimulatedBatch
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
 from qlm_agent.engines.simulated.pipeline import PipelinedBatches
@@ -100,6 +100,30 @@ def test_behind_a_slower_batch_one_waits_in_every_stage() -> None:
     assert stages.carry(100.0, 1.0) == 103.0
 
 
+def test_later_stages_repeat_the_copies_of_the_first() -> None:
+    """A step that waits for KV does so in every stage."""
+
+    def served(swap_s: float) -> tuple[float, float]:
+        batch = SimulatedBatch(
+            step_s=Steps(),
+            kv_capacity_tokens=6 * BLOCK_TOKENS,
+            batch_max=1,
+            prefill_chunk_tokens=1_000,
+            policy=engine_policy("fastserve", {"kv": "reactive", "quantum_s": 3.0, "promote_s": 1e6}),
+            kv_swap_s=lambda tokens: swap_s,
+            host_kv_tokens=1_000,
+            stages=Stages(3),
+        )
+        for name in "12":
+            batch.add(0.0, run(name, 4 * BLOCK_TOKENS, 5))
+        batch.advance(1_000.0)
+        return max(ends_of(batch.news()).values()), batch.kv_stalled_s
+
+    (end_s, stalled_s), (free_end_s, _) = served(0.01), served(0.0)
+    assert stalled_s > 0.02
+    assert end_s - free_end_s == pytest.approx(3 * stalled_s)
+
+
 def test_a_batch_has_its_share_of_the_kv() -> None:
     batches = pipeline(2, kv=8 * BLOCK_TOKENS)
     for name, prompt in {"1": 60, "2": 70, "3": 60, "4": 30}.items():
@@ -127,7 +151,7 @@ def test_a_pause_of_the_engine_delays_all_stages() -> None:
 @given(
     jobs=st.lists(st.tuples(st.floats(0.0, 40.0), st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=25),
     count=st.integers(2, 4),
-    policy=st.sampled_from(["fcfs", "edf", "fastserve", "larry", "trail"]),
+    policy=st.sampled_from(sorted(ENGINE_POLICIES)),
     aborted=st.integers(0, 30),
 )
 def test_every_run_ends_whatever_the_policy_and_all_kv_is_given_back(

@@ -28,6 +28,7 @@ ENGINES: tuple[Settings, ...] = (
             ("larry", {"weight": 100.0}),
             ("trail", {"c": 0.8}),
             ("ltr", {}),
+            ("fastserve", {}),
         )
     ),
 )

@@ -39,7 +39,8 @@ class RunningView:
     """Requests of one class that an instance runs: `count` of them, which hold `prompt_tokens` in all (None: not known).
     `produced_tokens`: what each has made so far, in any order; () where nobody knows, else one number a request.
     `prefill_left_tokens`: prompt tokens of all of them that are not computed yet. `offloaded_tokens`: KV of those that gave way to host
-    memory and come back first. `band`, `deadline_s`: of the most urgent of them (infinite where their SLO cannot be missed any more)."""
+    memory and come back first. `band`, `deadline_s`: of the most urgent of them (infinite where their SLO cannot be missed any more).
+    `lookahead`: on an engine that takes more requests than it has seats, so that those without output may wait inside it."""
 
     slo_class: str
     token_class: str
@@ -51,6 +52,7 @@ class RunningView:
     output_tokens_max: float = math.inf
     band: int = 0
     deadline_s: float = math.inf
+    lookahead: bool = False
 
     def __post_init__(self) -> None:
         known = len(self.produced_tokens)
@@ -62,6 +64,8 @@ class RunningView:
     def unstarted(self, prompt_tokens_mean: float) -> float:
         """How many of them wait in the engine for their prefill, by the tokens that are left of prompts of so many."""
         without_output = self.produced_tokens.count(0) if self.produced_tokens else self.count
+        if self.lookahead and self.produced_tokens:
+            return float(without_output)
         return min(without_output, self.prefill_left_tokens / max(1.0, prompt_tokens_mean))
 
 

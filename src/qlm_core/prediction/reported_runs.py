@@ -33,10 +33,10 @@ class ReportedRuns:
 
 
 def with_reported_outputs(view: RunningView, reported: Sequence[GroupRuns | None], made: int) -> RunningView:
-    """With what each has made, if it made `made` tokens since the report. Where fewer run than were reported, some of all lengths have
-    ended; those that were not reported have begun since."""
+    """With what each has made, if it made `made` tokens since the report; one that had made none on an engine with lookahead still waits.
+    Where fewer run than were reported, some of all lengths have ended; those that were not reported have begun since."""
     groups = [runs for runs in reported if runs is not None]
-    outputs = sorted(output + made for runs in groups for output in runs.output_tokens)
+    outputs = sorted(output + made if output or not view.lookahead else 0 for runs in groups for output in runs.output_tokens)
     if not outputs:
         return replace(view, produced_tokens=(0,) * view.count)
     share = view.count / len(outputs)

@@ -11,16 +11,19 @@ from dataclasses import replace
 import pytest
 
 from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
+from qlm_core.prediction.reported_runs import GroupRuns, ReportedRuns
 from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.order_cost import LEAD, OWN
 from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.plan.waits import views_of
 from qlm_planner.policy import Policy
 from simulated_steps import make, run
 
-from .test_cheapest_place import group, lines, slot
+from .test_cheapest_place import board_of, group, lines, slot
+from .world import START_S
 
 KV_TOKENS, CHUNK_TOKENS = 1_000_000, 2_048
 MISTRAL = next(row for row in shipped_snapshot().hardware if row.key == ("A100-80GB", 1, "Mistral-7B"))
@@ -95,3 +98,26 @@ def test_a_batch_with_more_requests_than_are_thought_to_fit_has_no_backlog() -> 
     assert fits.batch == pytest.approx(100.0, rel=1e-3)
     full, over = (estimates.engine(slot("a", running=running)).lead_s(crowd=300.0) for running in (100, 200))
     assert over < full < 0.1
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "outputs", "produced"),
+    [
+        (0, (50, 0, 0), (10, 10, 60)),  # all that it has run
+        (4, (50, 0, 0), (0, 0, 60)),  # two wait inside it
+        (4, (50, 40, 0), (0, 50, 60)),
+        (4, (50, 40, 30, 0), (10, 40, 50, 60)),  # more have output than seats: it takes turns
+    ],
+)
+def test_requests_without_output_wait_inside_an_engine_with_lookahead_unless_it_takes_turns(
+    lookahead: int, outputs: tuple[int, ...], produced: tuple[int, ...]
+) -> None:
+    """Reported ten tokens ago; two seats."""
+    one, on = group(1, "alpha", 60.0), slot("a", running=len(outputs))
+    on.facts = replace(on.facts, batch_max=2, lookahead_requests=lookahead)
+    on.add_running(one, len(outputs))
+    runs = GroupRuns(output_tokens=outputs, prompt_tokens=200 * len(outputs), prefill_left_tokens=200 * outputs.count(0))
+    on.runs = ReportedRuns(at_s=START_S - 0.255, token_s=0.025, groups={one.group_id: runs})
+    [view] = views_of(board_of([on], {}), [on], 0.0, START_S)
+    [runner] = view.runners
+    assert runner.produced_tokens == produced

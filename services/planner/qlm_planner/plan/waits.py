@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from qlm_core.prediction.assessment import Assessment
 from qlm_core.prediction.planned_waits import CLASSES_MAX, KNOTS_MAX, QUEUES_MAX, ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
 from qlm_core.prediction.prediction_views import GroupView, QueueView, RunningView
-from qlm_core.prediction.reported_runs import with_reported_outputs
+from qlm_core.prediction.reported_runs import ReportedRuns, with_reported_outputs
 from qlm_core.profiles.profile import WORKLOAD_PRIOR, ProfileSnapshot
 from qlm_core.vocabulary.group import GroupKey, slo_class, token_class
 from qlm_core.vocabulary.model import ModelSpec
@@ -232,17 +233,32 @@ def _runners(board: Board, slot: Slot, now_s: float) -> tuple[RunningView, ...]:
             classes.setdefault((kept.traits.key.slo_class, kept.traits.key.token_class), []).append(group_id)
     found: list[RunningView] = []
     left = slot.running
+    lookahead = slot.facts.lookahead_requests > 0 and not _takes_turns(slot, reported)
     for (slo_name, tokens), group_ids in classes.items():
         count = min(sum(slot.runners[group_id].count for group_id in group_ids), left)
         left -= count
         if not count:
             continue
         band, deadline_s = min(_urgency(board, slot, group_id) for group_id in group_ids)
-        view = RunningView(slo_class=slo_name, token_class=tokens, count=count, band=band, deadline_s=deadline_s)
+        view = RunningView(
+            slo_class=slo_name,
+            token_class=tokens,
+            count=count,
+            band=band,
+            deadline_s=deadline_s,
+            lookahead=lookahead,
+        )
         if reported is not None:
             view = with_reported_outputs(view, [reported.groups.get(group_id) for group_id in group_ids], produced)
         found.append(view)
     return tuple(found)
+
+
+def _takes_turns(slot: Slot, reported: ReportedRuns | None) -> bool:
+    """Whether the policy inside the engine pauses requests for others, so that a new one waits for nobody's end: more have output than the
+    engine has seats."""
+    outputs = () if reported is None else chain.from_iterable(runs.output_tokens for runs in reported.groups.values())
+    return sum(output > 0 for output in outputs) > slot.facts.batch_max
 
 
 def _urgency(board: Board, slot: Slot, group_id: str) -> tuple[int, float]:
