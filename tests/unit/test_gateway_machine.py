@@ -89,10 +89,6 @@ def test_an_accepted_request_streams_without_asking_the_queue() -> None:
     assert gateway.reader_count == gateway.buffered_tokens == 0
 
 
-def test_frames_of_other_requests_are_nobodys() -> None:
-    assert run(streaming(), (1.0, frames(frame(0, 2, queue_id="2-0")))) == []
-
-
 def test_a_repeated_frame_is_dropped_and_an_overlapping_one_is_cut() -> None:
     gateway = streaming()
     run(gateway, (1.0, frames(frame(0, 3))))
@@ -120,14 +116,6 @@ def test_an_answer_that_is_older_than_a_frame_that_passed_is_not_enough() -> Non
         Attach(reader=1, key=KEY, bind=False, offset=4),
     ]
     assert run(gateway, (1.3, located(produced=6))) == [DeliverOutput(reader=1, skip=0, offset=4, count=2)]
-
-
-def test_a_frame_that_follows_is_delivered_while_an_answer_is_awaited_and_cut_from_it() -> None:
-    gateway = opened(offset=2)
-    run(gateway, (0.1, located(produced=2)))
-    run(gateway, (4.0, Tick()))  # silence: asks
-    assert run(gateway, (4.1, frames(frame(2, 3)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=2)]
-    assert run(gateway, (4.2, located(produced=6))) == [DeliverOutput(reader=1, skip=3, offset=5, count=1)]
 
 
 def test_opening_binds_the_request_once() -> None:
@@ -195,19 +183,6 @@ def test_a_slow_reader_falls_behind_and_attaches_again_where_it_stands_when_it_w
     assert run(gateway, (9.3, Taken(reader=1, offset=9))) == []
     assert run(gateway, (9.4, Taken(reader=1, offset=13))) == [Attach(reader=1, key=KEY, bind=False, offset=13)]
     assert run(gateway, (9.5, record)) == [DeliverOutput(reader=1, skip=0, offset=13, count=3), EndByRecord(reader=1)]
-
-
-def test_an_answer_for_a_reader_that_fell_behind_meanwhile_is_not_enough() -> None:
-    gateway = opened()
-    run(gateway, (0.1, located(produced=2)), (4.0, Tick()))  # silence: asks from 2
-    assert run(gateway, (4.1, frames(frame(2, 6)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=2)]
-    assert run(gateway, (4.2, frames(frame(8, 6)))) == [Forget(reader=1)]
-    assert run(gateway, (4.3, Taken(reader=1, offset=0))) == []  # the answer is awaited still
-    assert run(gateway, (4.4, located(produced=9))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
-    assert run(gateway, (4.5, located(produced=9))) == [
-        DeliverOutput(reader=1, skip=0, offset=0, count=9),
-        Attach(reader=1, key=KEY, bind=False, offset=9),  # a frame up to 14 came by
-    ]
 
 
 def test_what_a_reader_leaves_is_forgotten_after_a_while_also_when_its_request_has_ended() -> None:
@@ -365,16 +340,6 @@ def test_draining_refuses_what_is_new_at_once_and_what_is_open_after_the_grace()
     assert run(gateway, (5.9, frames(frame(0, 1)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=0)]
     assert run(gateway, (6.0, Tick())) == [Refuse(reader=1, refusal=Refusal.DRAINING)]
     assert run(gateway, (6.1, Tick())) == []
-
-
-def test_a_reader_that_is_gone_leaves_nothing() -> None:
-    gateway = streaming()
-    run(gateway, (1.0, frames(frame(4, 1))), (1.1, Closed(reader=1)))
-    assert run(gateway, (1.2, located(produced=5))) == []
-    assert run(gateway, (1.3, frames(frame(5, 1)))) == []
-    assert run(gateway, (1.4, Taken(reader=1, offset=6)), (1.5, Closed(reader=1)), (9.0, Tick())) == []
-    assert not gateway._following.readers
-    assert not gateway._rotation
 
 
 def test_an_accept_that_failed_or_was_left_opens_nothing() -> None:
