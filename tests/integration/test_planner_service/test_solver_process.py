@@ -239,7 +239,7 @@ def question(groups: int = 6, kinds: int = 1) -> Question:
     return question_by_hand(many, 1, gpus=("big",) * kinds, n_gpu=(1,) * kinds)
 
 
-LONG = 4_000, 20
+LONG = 4_000, 8
 """A question that takes seconds."""
 
 
