@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the images, starts the simulated cluster of docker-compose.yml, asks it, kills an instance and a planner with requests
 # under way, and removes all of it. Needs Docker with docker-compose 1.29 or Compose v2, and the images of docker-compose.yml or others in
-# their place (QLM_BASE_IMAGE, QLM_VALKEY_IMAGE). Port 50051 has to be free. Exit code: 0 all well, 1 not.
+# their place (QLM_BASE_IMAGE, QLM_VALKEY_IMAGE). Ports 50051 and 8080 have to be free. Exit code: 0 all well, 1 not.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -41,6 +41,8 @@ all_healthy() {
 "${compose[@]}" up --detach
 until_true 120 "all containers are healthy" all_healthy
 in_gateway qlm submit --model mistral-7b --slo 60 --max-tokens 50 --json "Is anybody there?"
+curl --fail --silent --show-error --header 'Content-Type: application/json' http://127.0.0.1:8080/v1/chat/completions --data \
+    '{"model": "mistral-7b", "max_tokens": 5, "messages": [{"role": "user", "content": "And over HTTP?"}]}' > /dev/null
 
 in_gateway python -c "
 import qlm

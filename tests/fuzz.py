@@ -47,7 +47,7 @@ CHAT = {
 TEXT = {"model": "m", "prompt": ["x", "y"], "max_tokens": 5, "logprobs": 2, "stream": True, "stream_options": {"include_usage": True}}
 RESPONSE = {"model": "m", "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}], "max_output_tokens": 5}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
-HEADERS = b"x-qlm-slo-seconds: 5\nLast-Event-ID: r/1/1,1\n\n"
+HEADERS = b"x-qlm-slo-seconds: 5\nx-llm-d-inference-ttl: 1m.5s\nLast-Event-ID: r/1/1,1\n\n"
 
 
 def admit_request(request: Request) -> None:

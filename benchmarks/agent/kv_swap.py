@@ -24,7 +24,7 @@ PRODUCED = 8
 """Tokens of a run before it is offloaded or evicted."""
 DECODE_STEPS = 20
 ANSWER_TOKENS = PRODUCED + DECODE_STEPS + 20
-KV_BYTES = 512 << 20
+HOST_KV_BYTES = 512 << 20
 
 
 @dataclass(slots=True)
@@ -46,8 +46,7 @@ class KvTimes:
 
 
 def measure(plan: Plan) -> Measured:
-    engine = EnginePlan(model=plan.model, dtype=plan.dtype, seats=4, context_tokens=2048, gpu_kv_bytes=KV_BYTES, host_kv_bytes=KV_BYTES)
-    times = apart(_times_of, engine, plan.some(REPETITIONS))
+    times = apart(_times_of, EnginePlan.of(plan, 4, context_tokens=2048, host_kv_bytes=HOST_KV_BYTES), plan.some(REPETITIONS))
     lines = {
         "kv_swap": _line([times[context].swap_ms for context in CONTEXTS]),
         "recompute": _line([times[context].recompute_ms for context in CONTEXTS]),

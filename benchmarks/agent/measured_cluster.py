@@ -1,17 +1,20 @@
 """A `qlm up` cluster of one agent on vLLM, whose estimator gets the row measured just before.
 
 `qlm profile` measures the engine alone; then a cluster serves a load with other sizes and another seed than the judged one, and the
-estimator learns how much slower the engine is there, where it shares its cores with the services (`serving_load`). The planner's solver is
-compiled before: in the first cluster of a fresh checkout that takes a core for half a minute, and an engine beside it is a fifth slower.
+estimator learns how much slower the engine is there, where it shares its cores with the services: all of them, and enough of the load waits
+that no seat is empty for want of work. The first runs of an engine are slow, and so is a new queue: by the end of the load the estimator
+has forgotten them. The planner's solver is compiled before: in the first cluster of a fresh checkout that takes a core for half a minute,
+and an engine beside it is a fifth slower.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -20,20 +23,20 @@ import yaml
 from benchmarks.agent.model_config import INSTANCE, agent_config, made_up_prompt, settings_of, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan, apart
-from benchmarks.agent.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, wait_until_settled
-from qlm import AsyncClient
+from qlm import AsyncClient, RequestState
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
+from qlm.values import Timing
 from qlm_agent.config import AgentConfig
-from qlm_agent.profiling.rows import table_text
 from qlm_agent.profiling.session import profile_engine
 from qlm_cli.profiles.exchange import read_profiles
 from qlm_core.profiles.hardware_profile import HardwareProfile
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
+from qlm_core.vocabulary.errors import QlmError
+from qlm_core.vocabulary.model import ModelSpec
 from qlm_load.demo.cluster import Cluster
 from qlm_planner import search
-from qlm_process.profile_file import parse_profiles
 from qlm_process.wire import profile as profile_wire
 
 MODEL = "m"
@@ -44,28 +47,43 @@ CONTEXT_TOKENS = 1024
 KV_GB = 0.5
 PROFILE_LIMIT_S = 60.0
 PROFILE_LIMIT_LEAST_S = 30.0
-SERVING_LOAD_S = 90.0
-SERVING_LOAD_LEAST_S = 15.0
-"""A minimum for any number of repetitions."""
-SERVING_SEED = 10_000
-"""Above the seeds of the judged runs."""
 START_S = 240.0
 CALL_S = 20.0
+ANSWER_S = 900.0
 WARM_UP_TOKENS, WARM_UP_S = 50, 300.0
 
+LOAD_S = 90.0
+LOAD_LEAST_S = 15.0
+"""A minimum for any number of repetitions."""
+LOAD_SEED = 10_000
+"""Above the seeds of the judged runs."""
+LOAD_PROMPT_TOKENS = (32, 64, 128, 256)
+LOAD_OUTPUT_TOKENS = (64, 256)
+"""Each prompt of the load is of one of these lengths, each answer of one between these."""
+LOAD_CLIENTS = 8 * SEATS
+LOAD_SLO_S = 86_400.0
+RUNS_LEAST = 20
+"""Least runs behind a learned row."""
+LOOK_S = 1.5
+SETTLES_S = 20.0
+"""The estimator has read all ends when two readings, so far apart, agree; the most time for that."""
 
 FILE = "cluster.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredAgent:
-    """An agent's settings, and its engine's measurements. `served`: the row from serving; a cluster starts from the engine's own row if it
-    is None."""
+    """An agent's settings; its engine's row `alone`; and `row`, from which a cluster starts: the same, scaled by the slowness of so many
+    `runs` as it served."""
 
     config: AgentConfig
+    alone: HardwareProfile
     row: HardwareProfile
-    profiles: ProfileSnapshot
-    served: ServedRow | None = None
+    runs: int = 0
+
+    @property
+    def profiles(self) -> ProfileSnapshot:
+        return ProfileSnapshot(version=0, made_s=0.0, hardware=(self.row,))
 
     @property
     def request_s(self) -> float:
@@ -77,10 +95,9 @@ class MeasuredAgent:
     @property
     def calibration(self) -> dict[str, object]:
         """Origin of the row, for a report."""
-        if self.served is None:
-            return {"profile": asdict(self.row)}
-        served = {"runs": self.served.runs, "times_as_slow_as_by_itself": self.served.factor, "load_s": SERVING_LOAD_S}
-        return {"profile": asdict(self.row), "by_itself": asdict(self.served.before), "serving": served}
+        times = self.row.decode_a_ms / self.alone.decode_a_ms
+        serving = {"runs": self.runs, "times_as_slow_as_by_itself": times, "load_s": LOAD_S}
+        return {"profile": asdict(self.row), "by_itself": asdict(self.alone), "serving": serving}
 
     def write(self, folder: Path) -> Path:
         """Writes the cluster's file, in a new folder. Its path."""
@@ -99,52 +116,58 @@ class MeasuredAgent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningCluster:
-    """`estimator`: its address."""
+class TimedRequest:
+    """One request, `at_s` after the start."""
 
-    client: AsyncClient
-    estimator: str
+    at_s: float
+    output_tokens: int
+    slo_s: float
 
-    @property
-    def learned(self) -> Learned:
-        """Reads from its estimator."""
-        return lambda: asyncio.to_thread(read_profiles, self.estimator, ())
+
+async def replayed(client: AsyncClient, timed: Sequence[TimedRequest], vocabulary: int) -> list[tuple[float | None, Timing]]:
+    """Sends the requests; of each the median of the wait that was predicted at acceptance, if any, and its times. Raises NotServed."""
+
+    async def served(request: TimedRequest, prompt: list[int]) -> tuple[float | None, Timing]:
+        tokens = request.output_tokens
+        accepted = await client.submit(MODEL, prompt, slo_s=request.slo_s, max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        result = await client.result(accepted.request_id, ANSWER_S)
+        if result is None or result.state is not RequestState.COMPLETED:
+            raise NotServed(f"request {accepted.request_id} was not completed: {result and result.error_message}")
+        return None if accepted.prediction is None else accepted.prediction.wait_p50_s, result.timing
+
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    tasks = []
+    for number, request in enumerate(timed):
+        await asyncio.sleep(max(0.0, start_s + request.at_s - loop.time()))
+        tasks.append(asyncio.create_task(served(request, made_up_prompt(vocabulary, 1_000 + number, PROMPT_TOKENS))))
+    return list(await asyncio.gather(*tasks))
 
 
 async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
-    """Measures the engine as `qlm profile` does, first alone and then in a cluster in `folder`, which is stopped."""
-    await asyncio.to_thread(apart, _compile_solver)
+    """Measures the engine as `qlm profile` does, first alone and then in a cluster in `folder`, which is stopped. Raises QlmError."""
+    await asyncio.to_thread(apart, search.warm_up)  # for all later processes with this code
     config = agent_config({MODEL: plan.model}, CONTEXT_TOKENS, SEATS, settings_of(plan, kv_cache_gb=KV_GB))
     limit_s = max(PROFILE_LIMIT_LEAST_S, PROFILE_LIMIT_S * plan.scale)
-    found = await profile_engine(config, shipped_snapshot(), [], limit_s=limit_s, say=plan.say, clock=time.monotonic)
-    alone = MeasuredAgent(config=config, row=found[0].row, profiles=parse_profiles(table_text(found)))
-    async with serving(alone, folder, vocabulary_of(plan.model)) as cluster:
-        served = await measure_serving(
-            cluster.client,
-            cluster.learned,
-            config.models[0].spec(),
-            instance=INSTANCE,
-            seats=SEATS,
-            load_s=max(SERVING_LOAD_LEAST_S, SERVING_LOAD_S * plan.scale),
-            seed=SERVING_SEED + plan.seed,
-        )
-    plan.say(f"{served.evidence} ({served.completed} requests in all)")
-    return MeasuredAgent(config=config, row=served.row, profiles=_snapshot(served.row), served=served)
-
-
-def _snapshot(row: HardwareProfile) -> ProfileSnapshot:
-    return ProfileSnapshot(version=0, made_s=0.0, hardware=(row,))
-
-
-async def slowed_row(measured: MeasuredAgent, cluster: RunningCluster) -> HardwareProfile | None:
-    """The row of `measured`, scaled by the slowness of the cluster's runs that started from it; None if they were fewer than RUNS_LEAST."""
-    row = learned_row(await wait_until_settled(cluster.learned), INSTANCE, measured.config.models[0].spec())
-    return None if row is None or row.samples < RUNS_LEAST else row.as_measured()
+    (found,) = await profile_engine(config, shipped_snapshot(), [], limit_s=limit_s, say=plan.say, clock=time.monotonic)
+    alone = MeasuredAgent(config=config, alone=found.row, row=found.row)
+    async with serving(alone, folder, vocabulary_of(plan.model)) as (client, estimator):
+        dice = random.Random(LOAD_SEED + plan.seed)
+        completed = await _load(client, config.models[0].spec(), max(LOAD_LEAST_S, LOAD_S * plan.scale), dice)
+        rows = await _settled(estimator)
+    learned = next((row for row in rows.hardware if row.instance == INSTANCE and row.model == found.row.model), None)
+    if learned is None or learned.samples < RUNS_LEAST:
+        runs = 0 if learned is None else learned.samples
+        raise NotServed(f"the estimator has learned from {runs} runs of {completed}, and at least {RUNS_LEAST} are needed")
+    measured = replace(alone, row=learned.as_measured(), runs=learned.samples)
+    plan.say(f"measured as it serves: {measured.calibration['serving']}")
+    return measured
 
 
 @asynccontextmanager
-async def serving(measured: MeasuredAgent, folder: Path, vocabulary: int) -> AsyncIterator[RunningCluster]:
-    """Starts the cluster in `folder`, imports the row, has a batch served, and stops. Raises Unavailable and NotServed."""
+async def serving(measured: MeasuredAgent, folder: Path, vocabulary: int) -> AsyncIterator[tuple[AsyncClient, str]]:
+    """Starts the cluster in `folder`, imports the row, has a batch served, and stops. Yields a client, and the estimator's address. Raises
+    Unavailable and NotServed."""
     cluster = Cluster(folder, str(measured.write(folder)), {})
     try:
         state = await cluster.start(START_S)
@@ -152,14 +175,9 @@ async def serving(measured: MeasuredAgent, folder: Path, vocabulary: int) -> Asy
         await asyncio.to_thread(_import, estimator, measured.profiles)
         async with AsyncClient(state.of("gateway")[0].address) as client:
             await asyncio.gather(*(_warm_up(client, made_up_prompt(vocabulary, number, PROMPT_TOKENS)) for number in range(SEATS)))
-            yield RunningCluster(client=client, estimator=estimator)
+            yield client, estimator
     finally:
         await cluster.stop()
-
-
-def _compile_solver() -> None:
-    """Compiles for all later processes with this code."""
-    search.warm_up()
 
 
 def _import(estimator: str, profiles: ProfileSnapshot) -> None:
@@ -172,3 +190,50 @@ async def _warm_up(client: AsyncClient, prompt: list[int]) -> None:
     accepted = await client.submit(MODEL, prompt, slo_s=WARM_UP_S, max_tokens=WARM_UP_TOKENS, temperature=0.0, ignore_eos=True)
     if await client.result(accepted.request_id, WARM_UP_S) is None:
         raise NotServed(f"the cluster served nothing within {WARM_UP_S:g} s")
+
+
+async def _load(client: AsyncClient, spec: ModelSpec, load_s: float, dice: random.Random) -> int:
+    """LOAD_CLIENTS clients of one request at a time, for so long. Returns the number of completed requests; cancels the rest."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + load_s
+    open_ids: set[str] = set()
+    completed = 0
+
+    async def send_repeatedly() -> None:
+        nonlocal completed
+        while loop.time() < until_s:
+            prompt = made_up_prompt(spec.vocabulary_size, dice.randrange(10**6), dice.choice(LOAD_PROMPT_TOKENS))
+            tokens = dice.randint(*LOAD_OUTPUT_TOKENS)
+            accepted = await client.submit(MODEL, prompt, slo_s=LOAD_SLO_S, max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            open_ids.add(accepted.request_id)
+            result = await client.result(accepted.request_id, max(0.0, until_s - loop.time()))
+            if result is None:
+                return
+            open_ids.discard(accepted.request_id)
+            if result.state is not RequestState.COMPLETED:
+                raise NotServed(f"a request of the load ended {result.state}: {result.error_message}")
+            completed += 1
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(LOAD_CLIENTS):
+                group.create_task(send_repeatedly())
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    finally:
+        for request_id in open_ids:
+            with suppress(QlmError):
+                await client.cancel(request_id)
+    return completed
+
+
+async def _settled(estimator: str) -> ProfileSnapshot:
+    """The estimator's rows once it has read all ends, or after SETTLES_S."""
+    deadline_s = time.monotonic() + SETTLES_S
+    before = await asyncio.to_thread(read_profiles, estimator, ())
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = await asyncio.to_thread(read_profiles, estimator, ())
+        if now.hardware == before.hardware or time.monotonic() > deadline_s:
+            return now
+        before = now

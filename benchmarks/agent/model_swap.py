@@ -9,7 +9,6 @@ last request of the model before.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -29,7 +28,6 @@ from benchmarks.agent.model_config import (
 )
 from benchmarks.agent.own_agent import GreedyRequest, own_agent
 from benchmarks.agent.parts import Plan
-from benchmarks.agent.port_runs import PortRuns
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
 from qlm.internal.v1 import events_pb2
@@ -37,7 +35,9 @@ from qlm_agent.engines.port import Tier
 from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.plans import environment
 from qlm_agent.engines.vllm.process.template import Template
+from qlm_agent.profiling.runs import ProfilingRuns
 
+TIMES = ("active_from_warm", "active_from_cold", "active_from_cold_in_place", "warm_from_cold")
 REPETITIONS = 12
 SWAPS = 20
 """Planned model swaps in the share, with a warming each."""
@@ -50,6 +50,8 @@ OUTPUT_TOKENS_MAX = 800
 PACE_TOKENS = 40
 CONTEXT_TOKENS = 1024
 KV_GB = 0.3
+SILENCE_S = 120.0
+"""Longest wait for output."""
 HELD = 2.5
 """Models whose weights host memory holds: the active one, and the next."""
 
@@ -102,10 +104,7 @@ def measure(plan: Plan) -> Measured:
     plan.say(f"model swap: the warming of {share:.0%} of {len(swaps)} planned model swaps was hidden")
     values: Values = {
         "swap_ms": {
-            "active_from_warm": 1e3 * spread(times["active_from_warm"])["median"],
-            "active_from_cold": 1e3 * spread(times["active_from_cold"])["median"],
-            "active_from_cold_in_place": 1e3 * spread(times["active_from_cold_in_place"])["median"],
-            "warm_from_cold": 1e3 * spread(times["warm_from_cold"])["median"],
+            **{name: 1e3 * spread(times[name])["median"] for name in TIMES},
             "warm_hidden_share": share,
         }
     }
@@ -130,7 +129,7 @@ def measure(plan: Plan) -> Measured:
 
 async def _by_tier(plan: Plan) -> tuple[dict[str, list[float]], float]:
     """Seconds of each kind of move, and of a decode step of a full batch."""
-    times: dict[str, list[float]] = {"active_from_warm": [], "active_from_cold": [], "warm_from_cold": [], "active_from_cold_in_place": []}
+    times: dict[str, list[float]] = {name: [] for name in TIMES}
     weights_gb = weights_gb_of(plan.model)
     warmed = "active_from_read_ahead" if plan.device == "cuda" else "active_from_warm"
     both = settings_of(plan, kv_cache_gb=KV_GB, host_memory_gb=HELD * weights_gb)
@@ -164,14 +163,12 @@ async def _by_tier(plan: Plan) -> tuple[dict[str, list[float]], float]:
 
 
 async def _step_s(plan: Plan, engine: VllmEngine) -> float:
-    runs = PortRuns(engine, "a", "pace")
-    vocabulary = vocabulary_of(plan.model)
+    runs = ProfilingRuns(engine, "a", vocabulary_of(plan.model), "pace", SILENCE_S)
     async with runs.reading():
-        started = [await runs.start(made_up_prompt(vocabulary, number, PROMPT_TOKENS), PACE_TOKENS) for number in range(SEATS)]
-        for run in started:
-            await run.until(2)
+        started = [await runs.start(PROMPT_TOKENS, PACE_TOKENS) for _ in range(SEATS)]
+        await runs.until(lambda: all(run.tokens >= 2 for run in started))
         began_s = time.perf_counter()
-        await asyncio.gather(*(run.end() for run in started))
+        await runs.ends(started)
         return (time.perf_counter() - began_s) / (PACE_TOKENS - 2)
 
 

@@ -12,20 +12,17 @@ from pathlib import Path
 from opentelemetry.sdk.trace import TracerProvider
 
 from benchmarks.agent.model_config import INSTANCE, QUEUE
+from benchmarks.queue.bulk_queue import BulkQueue, acceptance_of, bulk_queue
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_agent.config import AgentConfig
 from qlm_agent.shell.process import AgentProcess
 from qlm_agent.telemetry.metrics import AgentMetrics
 from qlm_core.vocabulary.errors import QlmError
-from qlm_core.vocabulary.request import RequestKey
-from qlm_queue.embedded.server import EmbeddedServer
-from qlm_queue.redis.queue import RedisQueue
-from qlm_queue.values import PLANNER_ROLE, Acceptance, GroupPlacement, Lease, RequestPlacement, StepStatus
+from qlm_queue.values import GroupPlacement, Lease, RequestPlacement, StepStatus
 
-SLO_S, SLO_CLASS = 36_000.0, "32768s"
+SLO_S, SLO_CLASS = 36_000.0, "65536s"
 """So far ahead that no request is evicted."""
-LEASE_S = 7_200.0
 READY_S = 300.0
 SILENCE_S = 120.0
 """Longest time without an event."""
@@ -53,7 +50,7 @@ class GreedyRequest:
 class OwnAgent:
     """`events`: all events read from the queue's event stream."""
 
-    def __init__(self, queue: RedisQueue, lease: Lease) -> None:
+    def __init__(self, queue: BulkQueue, lease: Lease) -> None:
         self.events: list[events_pb2.RequestEvent] = []
         self._queue = queue
         self._lease = lease
@@ -68,12 +65,9 @@ class OwnAgent:
         found = []
         for each in requests:
             self._number += 1
-            key = RequestKey("bench", f"r{self._number}")
-            acceptance = Acceptance(
-                key=key, body=_body(model, key, each), digest=bytes(16), gateway="g", slo_class=SLO_CLASS, prompt_tokens=len(each.prompt)
-            )
+            acceptance = acceptance_of(_request(model, f"r{self._number}", each), gateway="g")
             receipt = await self._queue.accept(acceptance)
-            found.append(RequestPlacement(queue_id=receipt.queue_id, key=key, group_id=group))
+            found.append(RequestPlacement(queue_id=receipt.queue_id, key=acceptance.key, group_id=group))
         return found
 
     async def place(self, model: str, requests: Sequence[RequestPlacement]) -> None:
@@ -118,24 +112,17 @@ class OwnAgent:
 @asynccontextmanager
 async def own_agent(config: AgentConfig, scratch: Path) -> AsyncIterator[OwnAgent]:
     """Starts a queue and the agent, and stops both. Raises ConfigError, and NotServed if the agent ends."""
-    server = EmbeddedServer(scratch / "queue")
-    await server.start()
-    queue = RedisQueue(server.url, QUEUE)
-    await queue.start()
-    stop, ready = asyncio.Event(), asyncio.Event()
-    process = AgentProcess(config, queue, AgentMetrics(), TracerProvider())
-    running = asyncio.create_task(process.run(stop, lambda address: ready.set()), name="bench-agent")
-    try:
-        await _registered(process, running)
-        lease = await queue.acquire_lease(PLANNER_ROLE, "bench", LEASE_S, "")
-        assert lease is not None
-        yield OwnAgent(queue, lease)
-    finally:
-        stop.set()
-        await asyncio.wait([running])
-        await queue.stop()
-        await server.stop()
-    await running
+    async with bulk_queue(scratch / "queue", QUEUE) as queue:
+        stop = asyncio.Event()
+        process = AgentProcess(config, queue, AgentMetrics(), TracerProvider())
+        running = asyncio.create_task(process.run(stop, lambda address: None), name="bench-agent")
+        try:
+            await _registered(process, running)
+            yield OwnAgent(queue, await queue.planner_lease())
+        finally:
+            stop.set()
+            await asyncio.wait([running])
+        await running
 
 
 async def _registered(process: AgentProcess, running: asyncio.Task[None]) -> None:
@@ -147,13 +134,13 @@ async def _registered(process: AgentProcess, running: asyncio.Task[None]) -> Non
             await asyncio.sleep(0.02)
 
 
-def _body(model: str, key: RequestKey, request: GreedyRequest) -> bytes:
+def _request(model: str, request_id: str, request: GreedyRequest) -> request_pb2.Request:
     slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=SLO_S)
     return request_pb2.Request(
         model=model,
         tokens=request_pb2.TokenPrompt(ids=request.prompt),
         sampling=request_pb2.SamplingParams(temperature=0.0, ignore_eos=True),
-        tenant=key.tenant,
-        request_id=key.request_id,
+        tenant="bench",
+        request_id=request_id,
         admission=request_pb2.Admission(prompt_tokens=len(request.prompt), output_tokens_max=request.output_tokens, slo=slo),
-    ).SerializeToString()
+    )

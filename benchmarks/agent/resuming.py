@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 from benchmarks.agent.model_config import engine_models, made_up_prompt, run_quietly, settings_of, vocabulary_of
 from benchmarks.agent.parts import Plan
-from benchmarks.agent.port_runs import PortRuns
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
-from qlm_agent.engines.port import Tier
+from qlm_agent.engines.port import Tier, TokenPrompt
 from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.plans import environment
 from qlm_agent.engines.vllm.process.template import Template
+from qlm_agent.profiling.runs import ProfiledRun, ProfilingRuns
 from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
 
 Found = TypeVar("Found")
@@ -39,6 +39,8 @@ LEFT_TOKENS = 4
 TRIES_MAX = 5
 CONTEXT_TOKENS = 1024
 KV_GB = 0.3
+SILENCE_S = 120.0
+"""Longest wait for output."""
 MODEL = "m"
 
 
@@ -127,7 +129,8 @@ async def _both_rounds(plan: Plan, cases: Sequence[EvictionCase]) -> tuple[list[
             await engine.start()
             await engine.load_model(MODEL, Tier.ACTIVE)
         plan.say(f"resume: {INSTANCES} instances are up")
-        runs = [PortRuns(engine, MODEL, f"instance-{place}") for place, engine in enumerate(engines)]
+        vocabulary = vocabulary_of(plan.model)
+        runs = [ProfilingRuns(engine, MODEL, vocabulary, f"instance-{place}", SILENCE_S) for place, engine in enumerate(engines)]
         for each in runs:
             await stack.enter_async_context(each.reading())
         undisturbed = await _at_once([_undisturbed(runs, case) for case in cases])
@@ -148,19 +151,25 @@ async def _at_once(cases: Sequence[Coroutine[Any, Any, Found]]) -> list[Found]:
     return list(await asyncio.gather(*(one(case) for case in cases)))
 
 
-async def _undisturbed(runs: Sequence[PortRuns], case: EvictionCase) -> bytes:
-    run = await runs[case.first].start(case.prompt, case.output_tokens)
-    await run.end()
-    return run.output
+async def _started(runs: ProfilingRuns, case: EvictionCase, produced: bytes = b"") -> ProfiledRun:
+    return await runs.add(TokenPrompt(ids=case.prompt), len(case.prompt), case.output_tokens, produced)
 
 
-async def _evicted(runs: Sequence[PortRuns], case: EvictionCase) -> EvictionResult:
+async def _undisturbed(runs: Sequence[ProfilingRuns], case: EvictionCase) -> bytes:
+    run = await _started(runs[case.first], case)
+    await runs[case.first].ends([run])
+    return run.made
+
+
+async def _evicted(runs: Sequence[ProfilingRuns], case: EvictionCase) -> EvictionResult:
     """A request that ended before its eviction is run again."""
+    first, then = runs[case.first], runs[case.then]
     for _ in range(TRIES_MAX):
-        run = await runs[case.first].start(case.prompt, case.output_tokens)
-        await run.until(case.evict_at)
-        if await runs[case.first].abort(run) and run.output:
-            again = await runs[case.then].start(case.prompt, case.output_tokens, run.output)
-            await again.end()
-            return EvictionResult(answer=run.output + again.output, produced=len(run.output))
-    return EvictionResult(answer=run.output, produced=0)
+        run = await _started(first, case)
+        await first.until(lambda run=run: run.ended or run.tokens >= case.evict_at)  # type: ignore[misc]
+        await first.abort([run])
+        if run.made and not run.ended:
+            again = await _started(then, case, run.made)
+            await then.ends([again])
+            return EvictionResult(answer=run.made + again.made, produced=len(run.made))
+    return EvictionResult(answer=run.made, produced=0)

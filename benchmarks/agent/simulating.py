@@ -4,10 +4,6 @@ One agent with SEATS seats; 300 requests of two SLO classes for each of three se
 queue decides which are in time. Each seed has a row of its own, measured just before on such a cluster under a load of another seed and
 other sizes, since machines change their speed from minute to minute; and a cluster of its own, whose estimator has learned only the row.
 Both sides report the times of acceptance, first token and end from the queue.
-
-One run is weak evidence on the longest waits: when not all can be in time, milliseconds decide which group is late. So each workload is
-simulated again with arrivals shifted a little, and the details give the scatter and the error of the mean. They also give the row by the
-real side's runs, and the simulation with it: no figure, since it is known only afterwards, but the error left then is not the row's.
 """
 
 from __future__ import annotations
@@ -29,16 +25,16 @@ from benchmarks.agent.measured_cluster import (
     WARM_UP_S,
     WARM_UP_TOKENS,
     MeasuredAgent,
+    TimedRequest,
     measured_agent,
+    replayed,
     serving,
-    slowed_row,
 )
-from benchmarks.agent.model_config import INSTANCE, made_up_prompt, run_quietly, vocabulary_of
+from benchmarks.agent.model_config import INSTANCE, run_quietly, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
-from qlm import AsyncClient, RequestState
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_load.replay.ledger import quantile
@@ -57,22 +53,8 @@ LATER_SLO_SHARE = 0.6
 AFTER_WARM_UP_S = 10.0
 """Virtual seconds from the end of the model's load to the first request."""
 LIMIT_S = 3_600.0
-ANSWER_S = 900.0
 STEP_NOISE = 0.05
-SHIFTED = 5
-"""Further runs in virtual time for each seed."""
-SHIFT_MAX_S = 0.02
-"""Each arrival of them is earlier or later by up to so much."""
 POLL_EVERY_S = 0.002
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedRequest:
-    """One request, `at_s` after the start."""
-
-    at_s: float
-    output_tokens: int
-    slo_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,40 +74,21 @@ class SideFigures:
     wait_p99_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationComparison:
-    """A workload on both sides, and its row. `shifted`: with other arrivals. `decode_a_ms`: of that row, by the real side's runs;
-    `afterwards`: simulated with it. Both None after too few runs."""
-
-    measured: MeasuredAgent
-    real: SideFigures
-    simulated: SideFigures
-    shifted: tuple[SideFigures, ...]
-    decode_a_ms: float | None
-    afterwards: SideFigures | None
-
-
 def measure(plan: Plan) -> Measured:
     with TemporaryDirectory(prefix="qlm-bench-cluster-") as scratch:
         compared = run_quietly(_compared(plan, Path(scratch)))
-    gaps = [100.0 * abs(each.simulated.attainment - each.real.attainment) for each in compared]
-    p50 = [relative_error(each.simulated.wait_p50_s, each.real.wait_p50_s) for each in compared]
-    p99 = [relative_error(each.simulated.wait_p99_s, each.real.wait_p99_s) for each in compared]
+    gaps = [100.0 * abs(simulated.attainment - real.attainment) for _, real, simulated in compared]
+    p50 = [relative_error(simulated.wait_p50_s, real.wait_p50_s) for _, real, simulated in compared]
+    p99 = [relative_error(simulated.wait_p99_s, real.wait_p99_s) for _, real, simulated in compared]
     values: Values = {"sim_attainment_gap": fmean(gaps), "sim_wait_p50_err": fmean(p50), "sim_wait_p99_err": fmean(p99)}
     details: dict[str, object] = {
         "figures": "mean error of each figure over the seeds",
         "requests": plan.some(REQUESTS),
-        "seeds": [{"real": asdict(each.real), "simulated": asdict(each.simulated)} for each in compared],
+        "seeds": [{"real": asdict(real), "simulated": asdict(simulated)} for _, real, simulated in compared],
         "gaps_points": gaps,
         "p50_errors": p50,
         "p99_errors": p99,
-        "shifted": [[asdict(side) for side in each.shifted] for each in compared],
-        "shifted_by_at_most_s": SHIFT_MAX_S,
-        "of_shifted_means": [asdict(off_by(mean_of(each.shifted), each.real)) for each in compared],
-        "rows": [each.measured.calibration for each in compared],
-        "decode_a_ms_of_real_runs": [each.decode_a_ms for each in compared],
-        "simulated_afterwards": [each.afterwards and asdict(each.afterwards) for each in compared],
-        "of_simulated_afterwards": [each.afterwards and asdict(off_by(each.afterwards, each.real)) for each in compared],
+        "rows": [measured.calibration for measured, _, _ in compared],
         "seats": SEATS,
         "overload": OVERLOAD,
         "prompt_tokens": PROMPT_TOKENS,
@@ -138,60 +101,23 @@ def relative_error(found: float, true: float) -> float:
     return abs(found - true) / max(1e-9, true)
 
 
-def mean_of(sides: Sequence[SideFigures]) -> SideFigures:
-    return SideFigures(
-        attainment=fmean(side.attainment for side in sides),
-        wait_p50_s=fmean(side.wait_p50_s for side in sides),
-        wait_p99_s=fmean(side.wait_p99_s for side in sides),
-    )
-
-
-def off_by(found: SideFigures, true: SideFigures) -> SideFigures:
-    """Points of attainment, and shares of the waits."""
-    return SideFigures(
-        attainment=100.0 * abs(found.attainment - true.attainment),
-        wait_p50_s=relative_error(found.wait_p50_s, true.wait_p50_s),
-        wait_p99_s=relative_error(found.wait_p99_s, true.wait_p99_s),
-    )
-
-
-async def _compared(plan: Plan, folder: Path) -> list[SimulationComparison]:
+async def _compared(plan: Plan, folder: Path) -> list[tuple[MeasuredAgent, SideFigures, SideFigures]]:
+    """Of each seed: its row, the real side and the simulated one."""
     return [await _of_seed(replace(plan, seed=plan.seed + number), folder / str(number)) for number in range(SEEDS)]
 
 
-async def _of_seed(plan: Plan, folder: Path) -> SimulationComparison:
+async def _of_seed(plan: Plan, folder: Path) -> tuple[MeasuredAgent, SideFigures, SideFigures]:
     measured = await measured_agent(plan, folder / "calibration")
     vocabulary = vocabulary_of(plan.model)
     timed = workload(plan.some(REQUESTS), plan.seed, measured.request_s)
-    async with serving(measured, folder, vocabulary) as cluster:
-        real = side(timed, await _replayed(cluster.client, timed, vocabulary))
-        row = await slowed_row(measured, cluster)
-
-    def simulated(timed: Sequence[TimedRequest], profiles: ProfileSnapshot = measured.profiles) -> SideFigures:
-        return side(timed, in_virtual_time(timed, folder / FILE, profiles, plan.seed))
-
-    same = await asyncio.to_thread(simulated, timed)
-    others = [await asyncio.to_thread(simulated, shifted(timed, turn)) for turn in range(plan.some(SHIFTED))]
-    afterwards = None if row is None else await asyncio.to_thread(simulated, timed, replace(measured.profiles, hardware=(row,)))
-    spread = ", ".join(f"{other.wait_p99_s:.2f}" for other in others)
-    plan.say(f"simulator, seed {plan.seed}: real {_text(real)}; simulated {_text(same)}; p99 with shifted arrivals {spread} s")
-    if row is not None and afterwards is not None:
-        times = row.decode_a_ms / measured.row.decode_a_ms
-        plan.say(f"simulator, seed {plan.seed}: the real runs took {times:.3f} times the row's; simulated so {_text(afterwards)}")
-    return SimulationComparison(
-        measured=measured,
-        real=real,
-        simulated=same,
-        shifted=tuple(others),
-        decode_a_ms=None if row is None else row.decode_a_ms,
-        afterwards=afterwards,
+    async with serving(measured, folder, vocabulary) as (client, _):
+        times = [timing for _, timing in await replayed(client, timed, vocabulary)]
+    real = side(
+        timed, [RequestTimes(wait_s=each.first_token_s - each.accepted_s, latency_s=each.finished_s - each.accepted_s) for each in times]
     )
-
-
-def shifted(timed: Sequence[TimedRequest], turn: int) -> list[TimedRequest]:
-    """The same requests, each up to SHIFT_MAX_S earlier or later; another turn, other shifts."""
-    dice = random.Random(turn)
-    return [replace(request, at_s=max(0.0, request.at_s + dice.uniform(-SHIFT_MAX_S, SHIFT_MAX_S))) for request in timed]
+    simulated = side(timed, await asyncio.to_thread(in_virtual_time, timed, folder / FILE, measured.profiles, plan.seed))
+    plan.say(f"simulator, seed {plan.seed}: real {_text(real)}; simulated {_text(simulated)}")
+    return measured, real, simulated
 
 
 def workload(count: int, seed: int, request_s: float) -> list[TimedRequest]:
@@ -214,26 +140,6 @@ def side(timed: Sequence[TimedRequest], times: Sequence[RequestTimes]) -> SideFi
 
 def _text(found: SideFigures) -> str:
     return f"{found.attainment:.1%} in time, waits {found.wait_p50_s:.2f} s and {found.wait_p99_s:.2f} s"
-
-
-async def _replayed(client: AsyncClient, timed: Sequence[TimedRequest], vocabulary: int) -> list[RequestTimes]:
-    loop = asyncio.get_running_loop()
-    start_s = loop.time()
-    tasks = []
-    for number, request in enumerate(timed):
-        await asyncio.sleep(max(0.0, start_s + request.at_s - loop.time()))
-        tasks.append(asyncio.create_task(_served(client, request, made_up_prompt(vocabulary, 1_000 + number, PROMPT_TOKENS))))
-    return list(await asyncio.gather(*tasks))
-
-
-async def _served(client: AsyncClient, request: TimedRequest, prompt: list[int]) -> RequestTimes:
-    """Raises NotServed."""
-    accepted = await client.submit(MODEL, prompt, slo_s=request.slo_s, max_tokens=request.output_tokens, temperature=0.0, ignore_eos=True)
-    result = await client.result(accepted.request_id, ANSWER_S)
-    if result is None or result.state is not RequestState.COMPLETED:
-        raise NotServed(f"request {accepted.request_id} was not completed: {result and result.error_message}")
-    timing = result.timing
-    return RequestTimes(wait_s=timing.first_token_s - timing.accepted_s, latency_s=timing.finished_s - timing.accepted_s)
 
 
 def in_virtual_time(timed: Sequence[TimedRequest], path: Path, profiles: ProfileSnapshot, seed: int) -> list[RequestTimes]:

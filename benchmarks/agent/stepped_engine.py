@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from qlm_agent.engines.vllm.plans import LEAST_UTILIZATION
+from benchmarks.agent.model_config import made_up_prompt
+from benchmarks.agent.own_agent import GreedyRequest
+from benchmarks.agent.parts import Plan
+from qlm_agent.engines.vllm.plans import LEAST_UTILIZATION, environment
+from qlm_agent.engines.vllm.settings import VllmSettings
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -29,11 +34,15 @@ class EnginePlan:
     model: Path
     dtype: str
     seats: int
-    context_tokens: int
-    gpu_kv_bytes: int
+    context_tokens: int = 1024
+    gpu_kv_bytes: int = 512 << 20
     host_kv_bytes: int = 0
     scheduler: str = "qlm"
     prefill_chunk_tokens: int = 2048
+
+    @classmethod
+    def of(cls, plan: Plan, seats: int, **more: Any) -> EnginePlan:
+        return cls(model=plan.model, dtype=plan.dtype, seats=seats, **more)
 
 
 class SteppedEngine:
@@ -75,7 +84,7 @@ class SteppedEngine:
 
     def prompt(self, number: int, tokens: int) -> list[int]:
         """Prompts of different numbers differ."""
-        return [10 + (number * 7919 + place * 104_729 + number * place * 31) % (self._vocabulary - 10) for place in range(tokens)]
+        return made_up_prompt(self._vocabulary, number, tokens)
 
     def add(self, run_id: str, prompt: list[int], answer: int, *, priority: int = 0, **urgency: float) -> None:
         """`urgency`: further facts of the request for QLM's scheduler (`RequestUrgency`)."""
@@ -122,3 +131,21 @@ class SteppedEngine:
 
     def forget_prefixes(self) -> None:
         self._engine.reset_prefix_cache()
+
+
+@cache
+def _engine_of(plan: EnginePlan) -> SteppedEngine:
+    """One a process, in the environment of an agent's engine."""
+    os.environ.update(environment(VllmSettings()))
+    return SteppedEngine(plan)
+
+
+def seconds_for(plan: EnginePlan, requests: Sequence[GreedyRequest]) -> float:
+    """Seconds from the submission of the first of them, all at once, to the last one's last token, on the engine of this process."""
+    engine = _engine_of(plan)
+    engine.clear()
+    began_s = time.perf_counter()
+    for number, each in enumerate(requests):
+        engine.add(f"bare-{number}", list(each.prompt), each.output_tokens)
+    engine.until(lambda: not engine.running)
+    return time.perf_counter() - began_s

@@ -11,19 +11,20 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 
 from scipy.special import stdtrit
 
-from benchmarks.agent.bare_engine import BareEngine
 from benchmarks.agent.model_config import agent_config, made_up_prompt, run_quietly, settings_of, spread, vocabulary_of
 from benchmarks.agent.own_agent import GreedyRequest, OwnAgent, own_agent
 from benchmarks.agent.parts import Plan
-from benchmarks.agent.stepped_engine import EnginePlan
+from benchmarks.agent.stepped_engine import EnginePlan, seconds_for
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
 
@@ -34,6 +35,7 @@ OUTPUT_TOKENS = (40, 120)
 PAIRS = 12
 CONTEXT_TOKENS = 1024
 KV_GB = 0.5
+BareSeconds = Callable[[Sequence[GreedyRequest]], Awaitable[float]]
 MODEL = "m"
 
 
@@ -62,26 +64,17 @@ def measure(plan: Plan) -> Measured:
 async def _rates(plan: Plan) -> list[tuple[float, float]]:
     """Tokens a second of both, by pair."""
     config = agent_config({MODEL: plan.model}, CONTEXT_TOKENS, SEATS, settings_of(plan, kv_cache_gb=KV_GB))
-    bare = BareEngine(
-        EnginePlan(
-            model=plan.model,
-            dtype=plan.dtype,
-            seats=SEATS,
-            context_tokens=CONTEXT_TOKENS,
-            gpu_kv_bytes=round(KV_GB * 1e9),
-            scheduler="fcfs",
-        )
-    )
-    with TemporaryDirectory(prefix="qlm-bench-queue-") as scratch:
-        try:
-            async with own_agent(config, Path(scratch)) as agent:
-                await asyncio.to_thread(bare.start)
-                return await _in_turns(plan, agent, bare)
-        finally:
-            await asyncio.to_thread(bare.stop)
+    bare = EnginePlan.of(plan, SEATS, context_tokens=CONTEXT_TOKENS, gpu_kv_bytes=round(KV_GB * 1e9), scheduler="fcfs")
+    loop = asyncio.get_running_loop()
+    with (
+        TemporaryDirectory(prefix="qlm-bench-queue-") as scratch,
+        ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool,
+    ):
+        async with own_agent(config, Path(scratch)) as agent:
+            return await _in_turns(plan, agent, lambda requests: loop.run_in_executor(pool, seconds_for, bare, requests))
 
 
-async def _in_turns(plan: Plan, agent: OwnAgent, bare: BareEngine) -> list[tuple[float, float]]:
+async def _in_turns(plan: Plan, agent: OwnAgent, bare_seconds: BareSeconds) -> list[tuple[float, float]]:
     dice = random.Random(plan.seed)
     vocabulary = vocabulary_of(plan.model)
     rates: list[tuple[float, float]] = []
@@ -94,11 +87,11 @@ async def _in_turns(plan: Plan, agent: OwnAgent, bare: BareEngine) -> list[tuple
         ]
         tokens = sum(each.output_tokens for each in requests)
         if pair % 2:
-            bare_s = await asyncio.to_thread(bare.seconds_for, requests)
+            bare_s = await bare_seconds(requests)
             agent_s = await _agent_s(agent, requests)
         else:
             agent_s = await _agent_s(agent, requests)
-            bare_s = await asyncio.to_thread(bare.seconds_for, requests)
+            bare_s = await bare_seconds(requests)
         plan.say(f"throughput, pair {pair + 1}: {tokens / agent_s:.0f} tokens/s pulled, {tokens / bare_s:.0f} by itself")
         if pair >= 0:
             rates.append((tokens / agent_s, tokens / bare_s))

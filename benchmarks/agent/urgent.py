@@ -20,7 +20,6 @@ PROMPT_TOKENS, ANSWER_TOKENS = 128, 200
 URGENT_BAND, OTHER_BAND = 0, 5
 REPETITIONS = 30
 WARM_UP_STEPS = 40
-GPU_KV_BYTES = 512 << 20
 
 
 def measure(plan: Plan) -> Measured:
@@ -35,14 +34,7 @@ def measure(plan: Plan) -> Measured:
         "repetitions": repetitions,
     }
     for name in SCHEDULERS:
-        engine = EnginePlan(
-            model=plan.model,
-            dtype=plan.dtype,
-            seats=SEATS,
-            context_tokens=1024,
-            gpu_kv_bytes=GPU_KV_BYTES,
-            scheduler=name.removeprefix("stock_"),
-        )
+        engine = EnginePlan.of(plan, SEATS, scheduler=name.removeprefix("stock_"))
         idle_ms, full_ms = apart(_first_tokens_ms, engine, repetitions, plan.seed)
         ratios[name] = median(full_ms) / median(idle_ms)
         details[name] = {

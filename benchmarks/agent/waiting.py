@@ -7,7 +7,6 @@ engine began.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,20 +15,26 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving, slowed_row
-from benchmarks.agent.model_config import made_up_prompt, run_quietly, spread, vocabulary_of
-from benchmarks.agent.own_agent import NotServed
+from benchmarks.agent.measured_cluster import (
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    SEATS,
+    MeasuredAgent,
+    TimedRequest,
+    measured_agent,
+    replayed,
+    serving,
+)
+from benchmarks.agent.model_config import run_quietly, spread, vocabulary_of
 from benchmarks.agent.parts import Plan
 from benchmarks.estimator.scores import r2
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
-from qlm import AsyncClient, RequestState
 
 REQUESTS = 300
 OVERLOAD = 1.3
 """Arrival rate over the profile's capacity."""
 SLO_S = 3_600.0
-ANSWER_S = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,7 @@ class WaitSample:
 
 def measure(plan: Plan) -> Measured:
     with TemporaryDirectory(prefix="qlm-bench-cluster-") as scratch:
-        measured, decode_a_ms, waits = run_quietly(_waits(plan, Path(scratch)))
+        measured, waits = run_quietly(_waits(plan, Path(scratch)))
     predicted, actual = np.array([wait.predicted_s for wait in waits]), np.array([wait.actual_s for wait in waits])
     score = r2(predicted, actual)
     plan.say(f"waits: R² {score:.4f} over {len(waits)} requests")
@@ -54,7 +59,6 @@ def measure(plan: Plan) -> Measured:
         "tenths": tenths(waits),
         "r2_with_one_factor": r2(predicted * float((predicted @ actual) / max(1e-9, predicted @ predicted)), actual),
         **measured.calibration,
-        "decode_a_ms_of_real_runs": decode_a_ms,
         "seats": SEATS,
         "overload": OVERLOAD,
         "prompt_tokens": PROMPT_TOKENS,
@@ -77,34 +81,14 @@ def tenths(waits: Sequence[WaitSample]) -> list[dict[str, float]]:
     ]
 
 
-async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, float | None, list[WaitSample]]:
-    """The row, its decode time by the judged runs, and the waits."""
+async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, list[WaitSample]]:
     measured = await measured_agent(plan, folder / "calibration")
-    async with serving(measured, folder / "judged", vocabulary_of(plan.model)) as cluster:
-        waits = await _in_an_overload(plan, cluster.client, measured.request_s / OVERLOAD)
-        row = await slowed_row(measured, cluster)
-    return measured, None if row is None else row.decode_a_ms, waits
-
-
-async def _in_an_overload(plan: Plan, client: AsyncClient, gap_s: float) -> list[WaitSample]:
-    dice = random.Random(plan.seed)
-    vocabulary = vocabulary_of(plan.model)
-    plan.say(f"waits: the cluster serves; a request every {gap_s:.3f} s")
-    tasks = []
-    for number in range(plan.some(REQUESTS)):
-        prompt = made_up_prompt(vocabulary, 1_000 + number, PROMPT_TOKENS)
-        tasks.append(asyncio.create_task(_wait(client, prompt, dice.randint(*OUTPUT_TOKENS))))
-        await asyncio.sleep(dice.expovariate(1.0 / gap_s))
-    waits: Sequence[WaitSample | None] = await asyncio.gather(*tasks)
-    return [wait for wait in waits if wait is not None]
-
-
-async def _wait(client: AsyncClient, prompt: list[int], output_tokens: int) -> WaitSample | None:
-    """None without a prediction. Raises NotServed."""
-    accepted = await client.submit(MODEL, prompt, slo_s=SLO_S, max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
-    result = await client.result(accepted.request_id, ANSWER_S)
-    if result is None or result.state is not RequestState.COMPLETED:
-        raise NotServed(f"request {accepted.request_id} was not completed: {result and result.error_message}")
-    if accepted.prediction is None:
-        return None
-    return WaitSample(predicted_s=accepted.prediction.wait_p50_s, actual_s=result.timing.started_s - result.timing.accepted_s)
+    vocabulary, dice = vocabulary_of(plan.model), random.Random(plan.seed)
+    at_s, timed = 0.0, []
+    for _ in range(plan.some(REQUESTS)):
+        timed.append(TimedRequest(at_s=at_s, output_tokens=dice.randint(*OUTPUT_TOKENS), slo_s=SLO_S))
+        at_s += dice.expovariate(OVERLOAD / measured.request_s)
+    async with serving(measured, folder / "judged", vocabulary) as (client, _):
+        found = await replayed(client, timed, vocabulary)
+    waits = [(predicted_s, timing.started_s - timing.accepted_s) for predicted_s, timing in found]
+    return measured, [WaitSample(predicted_s=each, actual_s=actual_s) for each, actual_s in waits if each is not None]

@@ -23,9 +23,9 @@ from qlm_core.statistics.length_features import LengthFacts
 from qlm_core.vocabulary.group import GroupKey, group_key, prompt_class, slo_class
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.model import ModelSpec
-from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, QueueSeen, ReportedOperation, Restored, Tick
+from qlm_estimator.events import Count, Ended, GroupClass, Lifecycle, LifecycleKind, OperationKind, QueueSeen, ReportedOperation, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
-from qlm_estimator.predictions import Judged, Predicted
+from qlm_estimator.predictions import Predicted
 from qlm_gateway.outlook.waits import AcceptedSince, Outlook, RequestShape
 from qlm_planner.plan.waits import queue_waits
 
@@ -58,7 +58,6 @@ class Follower:
         self._catalogue = catalogue
         self._runs_of = runs_of
         self._machine = EstimatorMachine(learning=LEARNING, catalogue=catalogue, shipped=shipped)
-        self._machine.step(0.0, Restored(snapshot=ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)))
         self._known: dict[int, Known] = {}
         self._group_of: dict[int, str] = {}
         self._instance_of: dict[int, str] = {}
@@ -220,10 +219,15 @@ class Follower:
         told = self._predicted.pop(happened.number, None)
         started_s = self._started_s.pop(happened.number)
         if told is not None:
-            came = Judged(
-                predicted=told, at_s=happened.at_s, completion_s=happened.at_s - told.at_s, wait_s=max(0.0, started_s - told.at_s)
+            ended = Ended(
+                queue_id=told.queue_id,
+                at_s=happened.at_s,
+                state=Count.COMPLETED,
+                slo_class="",
+                latency_s=happened.at_s - told.at_s,
+                wait_s=max(0.0, started_s - told.at_s),
             )
-            self._machine.step(happened.at_s, came)
+            self._machine.step(happened.at_s, ended)
 
     def _poll(self, at_s: float) -> None:
         self._seen_s = at_s

@@ -29,12 +29,11 @@ def predicted(request: Arrival, made: Prediction, at_s: float, facts: InstanceFa
     return Predicted(
         queue_id=str(request.number),
         at_s=at_s,
-        completion=PredictedQuantiles(*made.completion_s, own=made.own_completion),
-        wait=PredictedQuantiles(*made.wait_s, own=made.own_wait),
+        completion=PredictedQuantiles(made.completion_s, own=made.own_completion),
+        wait=PredictedQuantiles(made.wait_s, own=made.own_wait),
         model=request.model,
         gpu=facts.gpu,
         n_gpu=facts.n_gpu,
         instance=made.instance,
         requests_ahead=made.depth,
-        profile_version=made.version,
     )

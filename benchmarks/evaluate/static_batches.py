@@ -10,9 +10,12 @@ import numpy as np
 
 from benchmarks.evaluate.server import Server, serve
 from benchmarks.evaluate.workloads import Jobs
-from qlm_core.operations.batching import Batch, BatchRequests, Floats, Ints, pack_lengths
+from qlm_core.operations.batching import BATCH_MAX, SLO_ODBS, Batch, BatchRequests, Floats, Ints
 from qlm_core.profiles.hardware_profile import HardwareProfile
 
+SLO_DBS = replace(SLO_ODBS, w1=0.0)
+ODBS = replace(SLO_ODBS, w2=0.0)
+"""Variants that UELLM compares with."""
 OUTPUT_MEAN, OUTPUT_SHAPE = 194.0, 2.46
 """Output tokens of ChatGLM2-6B to 100 Alpaca questions (HYIUYOU/UELLM, finetuning/data/dealoutput.py): mean 194, deviation 124; as a gamma
 distribution (p90 336 and p99 539 there, 358 and 580 here)."""
@@ -122,3 +125,35 @@ def serve_continuous(workload: Workload, order: Ints, profile: HardwareProfile, 
     ends_s = np.zeros(len(order))
     ends_s[order] = serve(jobs, Server(profile=profile, seats=seats), "fcfs").end_s
     return Served(ends_s=ends_s, decoded=int(outputs.sum()))
+
+
+def first_come(requests: BatchRequests, batch_max: int = BATCH_MAX) -> tuple[Batch, ...]:
+    """UELLM's default batching (FIFO): requests as they stand, `batch_max` at a time."""
+    return tuple(tuple(range(first, min(first + batch_max, len(requests)))) for first in range(0, len(requests), batch_max))
+
+
+def pack_lengths(requests: BatchRequests, capacity_tokens: int, batch_max: int = BATCH_MAX) -> tuple[Batch, ...]:
+    """S3: bin packing by predicted length (first fit decreasing), SLOs ignored. A bin holds `capacity_tokens` of output, or one longer
+    request."""
+    bins: list[list[int]] = []
+    rest: list[int] = []
+    for place in np.argsort(-requests.output_tokens, kind="stable"):
+        tokens = int(requests.output_tokens[place])
+        found = next((number for number, free in enumerate(rest) if tokens <= free and len(bins[number]) < batch_max), None)
+        if found is None:
+            bins.append([])
+            rest.append(capacity_tokens)
+            found = len(bins) - 1
+        bins[found].append(int(place))
+        rest[found] -= tokens
+    return tuple(map(tuple, bins))
+
+
+def padding_tokens(prompt_tokens: Ints, batches: tuple[Batch, ...]) -> int:
+    """Padding of prompts to the longest of each batch (figure 3)."""
+    return int(sum((prompt_tokens[list(batch)].max() - prompt_tokens[list(batch)]).sum() for batch in batches))
+
+
+def decoded_tokens(output_tokens: Ints, batches: tuple[Batch, ...]) -> int:
+    """Tokens that are decoded if each request goes on to the longest output of its batch (figure 3: b x O)."""
+    return int(sum(len(batch) * output_tokens[list(batch)].max() for batch in batches))

@@ -21,17 +21,20 @@ from benchmarks.evaluate.fastserve import Plan
 from benchmarks.evaluate.pipeline_stages import pipeline
 from benchmarks.evaluate.rows import Range, Row
 from benchmarks.evaluate.static_batches import (
+    ODBS,
+    SLO_DBS,
     Served,
     Workload,
     alpaca_like,
     batch_s,
+    first_come,
     program_slos,
     serve_batches,
     serve_continuous,
     serve_s3,
 )
 from qlm_cli.deploy.command import read_topology
-from qlm_core.operations.batching import ODBS, SLO_DBS, SLO_ODBS, OdbsRule, Reading, first_come, slo_odbs
+from qlm_core.operations.batching import SLO_ODBS, OdbsRule, Reading, slo_odbs
 from qlm_core.profiles.hardware_prior import gpu_facts
 from qlm_core.profiles.hardware_profile import HardwareProfile
 from qlm_deploy.deployers import DeviceMap

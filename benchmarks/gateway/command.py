@@ -12,7 +12,8 @@ from benchmarks.gateway.figures import FIGURES
 from benchmarks.gateway.front import measure_accepts, measure_added, measure_events, measure_memory
 from benchmarks.gateway.kills import measure_kills
 from benchmarks.gateway.scale import measure_scale
-from benchmarks.queue.run import Measure, bench_options, run_bench
+from benchmarks.parts import bench_options
+from benchmarks.queue.run import SEED, Measure, out_option, run_bench
 
 MEASURES: Mapping[str, Measure] = {
     "accepts": measure_accepts,
@@ -25,7 +26,8 @@ MEASURES: Mapping[str, Measure] = {
 
 
 @click.command()
-@bench_options(FIGURES)
+@bench_options(FIGURES, SEED)
+@out_option
 def gateway(as_json: bool, only: tuple[str, ...], seed: int, quick: bool, out: Path) -> None:
     """Measure the OpenAI API of one gateway that is held to one core: durable accepts, added latency, events of streams, and memory with
     open streams. Then of clusters on all cores: throughput by the number of gateways, agents and queues, and streams through kills.

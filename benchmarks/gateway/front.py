@@ -10,11 +10,12 @@ from benchmarks.queue.front import (
     ENGINE_FAST,
     FAR_SLO_S,
     IN_FLIGHT,
-    NEAR_SLO_S,
-    PROMPT_TOKENS,
-    accepted_count,
+    added_loop,
+    counted_accepts,
     less_engine,
+    load_settings,
     stepped_shape,
+    stepped_streams,
 )
 from benchmarks.queue.live import CpuMeter, LiveCluster, Shape
 from benchmarks.queue.run import Bench
@@ -34,18 +35,13 @@ MEMORY_TIMEOUT_S = 600.0
 
 
 async def measure_accepts(bench: Bench) -> None:
-    """Enqueued chats (202 once the request is durable), closed loop, IN_FLIGHT connections, beside a planner that places and an instance
-    that serves. An accept counts once answered; the queue's own acceptance counter must grow by as many, and all ids must differ."""
+    """Enqueued chats (202 once the request is durable), beside a planner that places and an instance that serves."""
     bench.say(f"accepts: {IN_FLIGHT} connections for {bench.sizes.accepts_s:g} s")
     async with LiveCluster(bench.out / "http-accepts", Shape(http=True), bench.seed, bench.collector) as live:
         hold_to_one_core(live)
-        meter = CpuMeter(live)
-        settings = {**chats_settings(bench, live.http, "accepts", output_tokens=256, slo_s=FAR_SLO_S), "in_flight": IN_FLIGHT}
-        report = await run_worker("http_accepts", {**settings, "seconds": bench.sizes.accepts_s}, meter.on_event)
-        report["counted_by_the_queue"] = await accepted_count(live)
-    if report["refused"] or not report["counted_by_the_queue"] == report["accepted_in_all"] == report["ids"]:
-        raise Unavailable(f"accepts at the client and in the queue differ: {report}")
-    used = meter.summary(report["accepted"])
+        report, used = await counted_accepts(bench, live, live.http, "http_accepts")
+    if report["refused"]:
+        raise Unavailable(f"chats were refused: {report['refused']}")
     bench.values["http_accepts_per_s"] = round(report["accepted"] / bench.sizes.accepts_s, 1)
     bench.values["cpu_us_per_request"] = used["cpu_us_each"][GATEWAY]
     bench.details["accepts"] = {**report, **used}
@@ -59,10 +55,7 @@ async def measure_added(bench: Bench) -> None:
     async with LiveCluster(bench.out / "http-added", shape, bench.seed, bench.collector) as live, bench.collector.following():
         hold_to_one_core(live)
         meter = CpuMeter(live)
-        settings = {**chats_settings(bench, live.http, "added", output_tokens=16, slo_s=NEAR_SLO_S), "rate_per_s": RATE_PER_S}
-        report = await run_worker("http_open_loop", {**settings, "seconds": bench.sizes.added_s}, meter.on_event)
-        if report["errors"] or report["ended"] < report["requests"]:
-            raise Unavailable(f"only {report['ended']} of {report['requests']} chats ended: {report['errors']}")
+        report = await added_loop(bench, live.http, "added", RATE_PER_S, meter.on_event, kind="http_open_loop")
         summary = summary_ms(await less_engine(bench, report))
     bench.values |= {"added_p50_ms": summary["p50"], "added_p99_ms": summary["p99"]}
     bench.details["added"] = {**report, "added_ms": summary, **meter.summary(report["requests"])}
@@ -71,20 +64,15 @@ async def measure_added(bench: Bench) -> None:
 async def measure_events(bench: Bench) -> None:
     """STREAMS streamed chats at a time. An event counts once, with any number of tokens."""
     bench.say(f"events: {STREAMS} streams for {bench.sizes.fanout_s:g} s")
-    seconds = bench.sizes.fanout_s + bench.sizes.warmup_s
-    shape = replace(stepped_shape(STREAMS, STEPS_PER_S, seconds), http=True)
+    shape = replace(stepped_shape(bench, STREAMS, STEPS_PER_S), http=True)
     async with LiveCluster(bench.out / "http-events", shape, bench.seed, bench.collector) as live:
         hold_to_one_core(live)
         meter = CpuMeter(live)
-        tokens = min(round(STEPS_PER_S * (seconds + 5.0)), 8192 - 2 * PROMPT_TOKENS)
-        settings = {**chats_settings(bench, live.http, "events", output_tokens=tokens, slo_s=FAR_SLO_S), "streams": STREAMS}
-        report = await run_worker("http_events", {**settings, "seconds": bench.sizes.fanout_s}, meter.on_event)
-    if report["broken"] or report["streams"] < STREAMS:
-        raise Unavailable(f"streams broke off or ended before the time: {report}")
+        report = await stepped_streams(bench, live.http, STREAMS, STEPS_PER_S, "http_events", meter.on_event)
     used = meter.summary(report["events"])
     bench.values["sse_events_per_s"] = round(report["events"] / report["seconds"], 1)
     bench.values["cpu_us_per_chunk"] = used["cpu_us_each"][GATEWAY]
-    bench.details["events"] = {**report, "offered_per_s": STREAMS * STEPS_PER_S, **used}
+    bench.details["events"] = {**report, **used}
 
 
 async def measure_memory(bench: Bench) -> None:
@@ -95,10 +83,11 @@ async def measure_memory(bench: Bench) -> None:
     async with LiveCluster(bench.out / "http-memory", Shape(time_scale=ENGINE_SLOW, http=True), bench.seed, bench.collector) as live:
         hold_to_one_core(live)
         pid = _gateway_pid(live)
-        warmup = {**chats_settings(bench, live.http, "warm", output_tokens=16, slo_s=FAR_SLO_S), "in_flight": 1, "seconds": 0.5}
-        await run_worker("http_accepts", warmup)
+        await run_worker(
+            "http_accepts", load_settings(bench, live.http, "warm", output_tokens=16, slo_s=FAR_SLO_S, seconds=0.5, in_flight=1)
+        )
         resident = {"idle": rss_mib(pid)}
-        settings = {**chats_settings(bench, live.http, "held", output_tokens=16, slo_s=FAR_SLO_S), "streams": streams, "seconds": HELD_S}
+        settings = load_settings(bench, live.http, "held", output_tokens=16, slo_s=FAR_SLO_S, seconds=HELD_S, streams=streams)
 
         def on_event(event: str) -> None:
             if event == "end":
@@ -126,16 +115,3 @@ def rss_mib(pid: int) -> float:
 
 def _gateway_pid(live: LiveCluster) -> int:
     return live.state.of("gateway")[0].pid
-
-
-def chats_settings(bench: Bench, address: str, run_id: str, *, output_tokens: int, slo_s: float) -> dict[str, object]:
-    """Settings that all load generators of chats take."""
-    return {
-        "address": address,
-        "seed": bench.seed,
-        "run_id": run_id,
-        "prompt_tokens": PROMPT_TOKENS,
-        "output_tokens": output_tokens,
-        "slo_s": slo_s,
-        "warmup_s": bench.sizes.warmup_s,
-    }

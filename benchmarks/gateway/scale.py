@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from benchmarks.gateway.figures import FIGURES
-from benchmarks.gateway.front import chats_settings
-from benchmarks.queue.front import FAR_SLO_S, IN_FLIGHT, NEAR_SLO_S
+from benchmarks.queue.front import FAR_SLO_S, IN_FLIGHT, NEAR_SLO_S, load_settings
 from benchmarks.queue.live import CpuMeter, LiveCluster, Shape
 from benchmarks.queue.run import Bench
 from benchmarks.queue.worker import Report, run_worker
@@ -60,12 +59,17 @@ async def _load(bench: Bench, what: str, index: int, address: str, meters: Seque
         for meter in meters:
             meter.on_event(event)
 
-    run_id = f"scale-{what}-{index}"
-    if what == "agents":
-        kind, settings = "http_answers", chats_settings(bench, address, run_id, output_tokens=OUTPUT_TOKENS, slo_s=NEAR_SLO_S)
-    else:
-        kind, settings = "http_accepts", chats_settings(bench, address, run_id, output_tokens=4 * OUTPUT_TOKENS, slo_s=FAR_SLO_S)
-    return await run_worker(kind, {**settings, "in_flight": IN_FLIGHT, "seconds": bench.sizes.scale_s}, on_event)
+    kind, tokens, slo_s = ("http_answers", 1, NEAR_SLO_S) if what == "agents" else ("http_accepts", 4, FAR_SLO_S)
+    settings = load_settings(
+        bench,
+        address,
+        f"scale-{what}-{index}",
+        output_tokens=tokens * OUTPUT_TOKENS,
+        slo_s=slo_s,
+        seconds=bench.sizes.scale_s,
+        in_flight=IN_FLIGHT,
+    )
+    return await run_worker(kind, settings, on_event)
 
 
 @asynccontextmanager

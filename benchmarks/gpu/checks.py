@@ -18,8 +18,6 @@ from benchmarks import ROOT
 from benchmarks.gpu.host import Host
 
 LOG_END_CHARACTERS = 300
-NO_TESTS = 5
-"""pytest's exit code where it collected none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +69,14 @@ def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
         ),
         Check(
             name="sleep_levels",
-            command=("-m", "benchmarks.gpu.engine_check", "--device", device, *served),
+            command=("-m", "benchmarks.gpu.model_turns", "--device", device, *served),
             needs=_vllm,
             limit_s=1_200.0,
             judge=judge,
         ),
         Check(
             name="sleeping_servers",
-            command=("-m", "benchmarks.gpu.server_check", "--device", device, *served),
+            command=("-m", "benchmarks.gpu.model_turns", "--engine", "openai", "--device", device, *served),
             needs=_vllm,
             limit_s=1_800.0,
             judge=judge,
@@ -91,7 +89,7 @@ def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
         ),
         Check(
             name="tensor_parallel",
-            command=("-m", "benchmarks.gpu.engine_check", "--device", device, "--n-gpu", "2", *served),
+            command=("-m", "benchmarks.gpu.model_turns", "--device", device, "--n-gpu", "2", *served),
             needs=_two_gpus,
             limit_s=1_200.0,
             judge=judge,

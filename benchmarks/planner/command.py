@@ -1,16 +1,26 @@
-"""The command `planner`."""
+"""The command `planner`: its parts, and the options of a run."""
 
 from __future__ import annotations
 
 import os
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
 
-from benchmarks.parts import Parts
-from benchmarks.planner.figures import BY_KEY, FIGURES
-from benchmarks.planner.parts import MEASURES, Plan, measure
+from benchmarks.parts import Measured, Parts, bench_options, late
+from benchmarks.planner import figures
+from benchmarks.planner.parts import Plan
+
+PARTS: Mapping[str, Callable[[Plan], Measured]] = {
+    figures.EXACTNESS: late("benchmarks.planner.exactness"),
+    figures.GAPS: late("benchmarks.planner.gaps"),
+    figures.EDF: late("benchmarks.planner.rivals", "measure_edf"),
+    figures.EQ13: late("benchmarks.planner.rivals", "measure_eq13"),
+    figures.LIVE: late("benchmarks.planner.live"),
+    figures.ADVICE: late("benchmarks.planner.advice_error"),
+    figures.BATCH: late("benchmarks.planner.batch_choice"),
+}
 
 
 @click.command()
@@ -19,10 +29,7 @@ from benchmarks.planner.parts import MEASURES, Plan, measure
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of public traces: also queues as they stand there.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line instead of a table.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="The first of the problems' seeds.")
-@click.option("--only", multiple=True, type=click.Choice([*BY_KEY]), help="A key; may be repeated. Default: all.")
-@click.option("--quick", is_flag=True, help="Few cases: shows that all parts run; the figures mean nothing.")
+@bench_options(figures.FIGURES, "The first of the problems' seeds.")
 @click.option("--processes", type=click.IntRange(min=1), default=os.cpu_count() or 1, show_default=True, help="Cases at a time.")
 def planner(traces: Path | None, as_json: bool, seed: int, only: tuple[str, ...], quick: bool, processes: int) -> None:
     """Measure the planner: proven optima hit, the gap to a long search, late requests against other rules, and how long it takes.
@@ -31,9 +38,8 @@ def planner(traces: Path | None, as_json: bool, seed: int, only: tuple[str, ...]
 
     Exit codes: 0 all was measured; 1 a part could not be; 2 wrong use.
     """
-    parts = Parts(title="benchmark planner", figures=FIGURES, only=only)
+    parts = Parts(title="benchmark planner", figures=figures.FIGURES, only=only)
     plan = Plan(traces=traces, seed=seed, scale=0.05 if quick else 1.0, processes=processes, say=parts.progress.say, only=only)
-    for name in MEASURES:
-        parts.measure(name, partial(measure, name), plan)
+    parts.measure(PARTS, plan)
     context = {"seed": seed, "quick": quick, "traces": None if traces is None else traces.name}
     parts.print_results(context, ("numba", "numpy", "pyomo", "highspy"), as_json=as_json)

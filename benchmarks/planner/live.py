@@ -20,8 +20,10 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
-from benchmarks.planner.live_queue import LARGE, MEDIUM, MODELS, ONE_QUEUE, PROFILES, QUEUE, SMALL, LiveQueue, Size, live_queue, shrunk
+from benchmarks.planner.figures import LIVE
+from benchmarks.planner.live_queue import LARGE, MEDIUM, MODELS, ONE_QUEUE, PROFILES, QUEUE, SMALL, Size, acceptance, live_queue, shrunk
 from benchmarks.planner.parts import Plan
+from benchmarks.queue.bulk_queue import BulkQueue
 from qlm_core.vocabulary.errors import Unavailable
 from qlm_load.interruptible import run_interruptible
 from qlm_planner.config import PlannerConfig
@@ -87,7 +89,7 @@ class TimedQueue(RedisQueue):
 class Live:
     """A planner that leads, on a filled queue. `caught_up_s`: from its start to knowing the queue, warm-up of the solver beside it."""
 
-    held: LiveQueue
+    held: BulkQueue
     queue: TimedQueue
     shell: PlannerShell
     caught_up_s: float
@@ -169,9 +171,9 @@ async def event_to_applied_ms(live: Live, events: int) -> Events:
     kinds = list(itertools.product(NEW_SLOS_S, MODELS, NEW_PROMPTS_TOKENS))
     random.Random(1).shuffle(kinds)
     found = Events(applied=[], written=[])
-    for slo_s, model, tokens in kinds[:events]:
+    for number, (slo_s, model, tokens) in enumerate(kinds[:events]):
         before_s = live.queue.arrival_s
-        await live.held.add(slo_s, model, tokens)
+        await live.held.accept(acceptance(f"new-{number}", slo_s, model, tokens))
         accepted_s = time.perf_counter()
         end_s = accepted_s + QUIET_TIMEOUT_S
         while live.queue.arrival_s == before_s:
@@ -240,7 +242,7 @@ async def _measure(plan: Plan) -> Measured:
     values: Values = {}
     details: dict[str, object] = {}
     with TemporaryDirectory() as folder:
-        if plan.wants(EVENT_KEY):
+        if plan.wants(EVENT_KEY, LIVE):
             async with live_planner(Path(folder, "events"), shrunk(SMALL, plan.scale), plan.seed, plan.say) as live:
                 found = await event_to_applied_ms(live, plan.some(EVENTS))
             values[EVENT_KEY] = round(p99(found.applied), 1)
@@ -250,7 +252,7 @@ async def _measure(plan: Plan) -> Measured:
             ("replan_100x10000_ms", LARGE, ROUNDS_LARGE, "p50"),
             ("replan_1x10000_ms", ONE_QUEUE, ROUNDS_LARGE, "p50"),
         ):
-            if not plan.wants(key):
+            if not plan.wants(key, LIVE):
                 continue
             async with live_planner(Path(folder, key), shrunk(size, plan.scale), plan.seed, plan.say) as live:
                 replans = await replan_ms(live, plan.some(rounds), plan.seed)

@@ -7,22 +7,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
-from shutil import rmtree
 
-from benchmarks.queue.bulk_queue import BulkQueue, chunks, in_bulk
+from benchmarks.queue.bulk_queue import LEASE_S, BulkQueue, acceptance_of, bulk_queue
 from qlm.api.v1 import request_pb2
-from qlm_core.vocabulary.group import slo_class
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board.group import group_id_of, to_meta, traits_of
 from qlm_process.wire.instance import to_body
-from qlm_queue.embedded.server import EmbeddedServer
-from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, Acceptance, AcceptReceipt, GroupPlacement, PullBudget, RequestPlacement
+from qlm_queue.values import BATCH_MAX, Acceptance, GroupPlacement, PullBudget, RequestPlacement
 
 QUEUE = "bench"
-LEASE_S = 3_600.0
 MODELS = tuple(f"model-{number:02d}" for number in range(12))
 PROFILES = ("Mistral-7B", "Vicuna-13B")
 """Of the models in turn."""
@@ -44,42 +39,15 @@ class Size:
     requests: int
 
 
-@dataclass(slots=True, kw_only=True)
-class LiveQueue:
-    """A filled queue. `new`: numbers of the requests that were added since."""
-
-    url: str
-    queue: BulkQueue
-    size: Size
-    chance: random.Random
-    added: int = 0
-
-    async def add(self, slo_s: float, model: str, prompt_tokens: int) -> None:
-        """One more request; returns when it is accepted."""
-        self.added += 1
-        await self.queue.accept(_acceptance(f"new-{self.added}", model, slo_s, prompt_tokens))
-
-
 @asynccontextmanager
-async def live_queue(folder: Path, size: Size, seed: int) -> AsyncIterator[LiveQueue]:
-    """The planner's lease is free."""
-    rmtree(folder, ignore_errors=True)
-    server = EmbeddedServer(folder)
-    url = await server.start()
-    queue = BulkQueue(url, QUEUE)
-    try:
-        await queue.start()
-        found = LiveQueue(url=url, queue=queue, size=size, chance=random.Random(seed))
-        await _fill(found)
-        yield found
-    finally:
-        await queue.stop()
-        await server.stop()
-        rmtree(folder, ignore_errors=True)
+async def live_queue(folder: Path, size: Size, seed: int) -> AsyncIterator[BulkQueue]:
+    """A filled queue; the planner's lease is free."""
+    async with bulk_queue(folder, QUEUE) as queue:
+        await _fill(queue, size, random.Random(seed))
+        yield queue
 
 
-async def _fill(held: LiveQueue) -> None:
-    size, chance, queue = held.size, held.chance, held.queue
+async def _fill(queue: BulkQueue, size: Size, chance: random.Random) -> None:
     names = [f"gpu-{number:03d}" for number in range(size.instances)]
     leases = []
     for number, name in enumerate(names):
@@ -93,44 +61,32 @@ async def _fill(held: LiveQueue) -> None:
             active_model=MODELS[number % 12],
         )
         leases.append((await queue.register(name, "bench", to_body(facts), LEASE_S))[1])
-    planner = await queue.acquire_lease(PLANNER_ROLE, "bench", LEASE_S, "127.0.0.1:1")
-    assert planner is not None, "a new server has no leases"
+    planner = await queue.planner_lease()
     each = size.requests // size.groups
     kinds = [(chance.choice(SLOS_S), chance.choice(MODELS), chance.choice(PROMPTS_TOKENS)) for _ in range(size.groups)]
     # The first group of each queue is of its active model, so that it runs.
     kinds[: len(names)] = [(slo_s, MODELS[number % 12], tokens) for number, (slo_s, _, tokens) in enumerate(kinds[: len(names)])]
-
-    async def accept(index: int) -> AcceptReceipt:
-        slo_s, model, tokens = kinds[index // each]
-        return await queue.accept(_acceptance(f"req-{index}", model, slo_s, tokens))
-
-    receipts: list[AcceptReceipt] = []
-    async for answers in in_bulk(accept, range(each * size.groups)):
-        receipts += answers
+    receipts = await queue.accept_all(lambda index: acceptance(f"req-{index}", *kinds[index // each]), each * size.groups)
     while await queue.read_arrivals(0.0, BATCH_MAX):
         pass
     now_s = time.time()
 
-    async def place(group: int) -> None:
+    def placed(group: int) -> tuple[GroupPlacement, list[RequestPlacement]]:
         slo_s, model, tokens = kinds[group]
-        deadline_s = now_s + slo_s * (0.4 + 0.6 * group / size.groups)
-        traits = traits_of(_facts(model, slo_s, tokens))
         placement = GroupPlacement(
             group_id=group_id_of(0, group + 1),
             instance=names[group % len(names)],
             before="",
-            first_deadline_s=deadline_s,
-            meta=to_meta(traits, 0),
+            first_deadline_s=now_s + slo_s * (0.4 + 0.6 * group / size.groups),
+            meta=to_meta(traits_of(_facts(model, slo_s, tokens)), 0),
         )
-        for part in chunks(range(group * each, (group + 1) * each), BATCH_MAX):
-            requests = [
-                RequestPlacement(queue_id=receipts[index].queue_id, key=RequestKey("bench", f"req-{index}"), group_id=placement.group_id)
-                for index in part
-            ]
-            await queue.place(planner, [placement], requests)
+        members = range(group * each, (group + 1) * each)
+        return placement, [
+            RequestPlacement(queue_id=receipts[index].queue_id, key=RequestKey("bench", f"req-{index}"), group_id=placement.group_id)
+            for index in members
+        ]
 
-    async for _ in in_bulk(place, range(size.groups)):
-        pass
+    await queue.place_all(planner, map(placed, range(size.groups)))
     budget = PullBudget(requests_max=min(RUNNING, max(1, each // 2)), kv_tokens=1 << 40, output_reserve_tokens=0)
     for number, lease in enumerate(leases):
         await queue.pull(lease, MODELS[number % 12], budget)
@@ -150,18 +106,10 @@ def _facts(model: str, slo_s: float, prompt_tokens: int) -> RequestFacts:
     )
 
 
-def _acceptance(request_id: str, model: str, slo_s: float, prompt_tokens: int) -> Acceptance:
+def acceptance(request_id: str, slo_s: float, model: str, prompt_tokens: int) -> Acceptance:
     slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=slo_s)
     admission = request_pb2.Admission(prompt_tokens=prompt_tokens, output_tokens_max=OUTPUT_TOKENS_MAX, slo=slo)
-    body = request_pb2.Request(model=model, text="x", tenant="bench", request_id=request_id, admission=admission).SerializeToString()
-    return Acceptance(
-        key=RequestKey("bench", request_id),
-        body=body,
-        digest=blake2b(body, digest_size=16).digest(),
-        gateway="",
-        slo_class=slo_class(Slo(kind=SloKind.COMPLETION, seconds=slo_s)),
-        prompt_tokens=prompt_tokens,
-    )
+    return acceptance_of(request_pb2.Request(model=model, text="x", tenant="bench", request_id=request_id, admission=admission))
 
 
 SMALL = Size(instances=8, groups=1_000, requests=40_000)

@@ -1,17 +1,15 @@
-"""The parts of the benchmark and how much of each is measured."""
+"""How much of each part is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.parts import Measured
-from benchmarks.planner import figures
 from qlm_planner.policy import Policy
+from qlm_planner.search import solve
 from qlm_planner.search.problem import Problem, Solution
 
 Case = TypeVar("Case")
@@ -21,7 +19,7 @@ Found = TypeVar("Found")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How much is measured. `scale`: share of the cases and of the reference's time, 1 for figures to report. `only`: the keys that were
-    asked for, () for all."""
+    asked for, or parts, () for all."""
 
     traces: Path | None
     seed: int
@@ -30,9 +28,9 @@ class Plan:
     say: Callable[[str], None]
     only: Sequence[str] = ()
 
-    def wants(self, key: str) -> bool:
+    def wants(self, key: str, part: str) -> bool:
         """For a part that measures some of its keys by themselves."""
-        return not self.only or key in self.only
+        return not self.only or key in self.only or part in self.only
 
     def some(self, cases: int) -> int:
         return max(2, round(cases * self.scale))
@@ -52,25 +50,4 @@ class Plan:
 
 def replanned(problem: Problem, seed: int) -> Solution:
     """As the service replans: with its own number of moves."""
-    from qlm_planner.search import solve
-
     return solve(problem, moves=Policy().replan_moves(problem.groups), seed=seed)
-
-
-MEASURES: Mapping[str, str] = {
-    figures.EXACTNESS: "exactness.measure",
-    figures.GAPS: "gaps.measure",
-    figures.EDF: "rivals.measure_edf",
-    figures.EQ13: "rivals.measure_eq13",
-    figures.LIVE: "live.measure",
-    figures.ADVICE: "advice_error.measure",
-    figures.BATCH: "batch_choice.measure",
-}
-"""By part, the module and its function."""
-
-
-def measure(part: str, plan: Plan) -> Measured:
-    """Imports the module of a part only now: the solver takes half a second to load."""
-    module, name = MEASURES[part].split(".")
-    found: Callable[[Plan], Measured] = getattr(import_module(f"benchmarks.planner.{module}"), name)
-    return found(plan)

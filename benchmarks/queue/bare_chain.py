@@ -18,7 +18,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from benchmarks.queue.load_client import GENERATE
+from benchmarks.queue.grpc_load import GENERATE
 from benchmarks.queue.worker import Report, Settings, report_event, run_worker
 from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.request_pb2 import FINISH_REASON_LENGTH, REQUEST_STATE_COMPLETED, Result, Usage

@@ -1,48 +1,32 @@
-"""The bench's side of its span sink."""
+"""The spans of the processes under test."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from threading import Lock
 
-from benchmarks import ROOT
-from benchmarks.queue.span_sink import Times
-from benchmarks.queue.worker import REPORT_BYTES_MAX
-from qlm_core.vocabulary.errors import Unavailable
+from benchmarks.queue.otlp_sink import Export, attributes_of
 
-ANSWER_TIMEOUT_S = 20.0
+REQUEST_ID = "qlm.request_id"
 POLL_S = 0.5
 
+Times = dict[str, tuple[float, float]]
+"""By name of the span: first start and last end, in seconds since the epoch."""
 
+
+@dataclass(slots=True, kw_only=True)
 class Collector:
-    """Runs `span_sink` while the context is open. Not for several callers at a time."""
+    """Counts the received spans by name; while it is `following`, it keeps their times by request. `endpoint`: where they are sent."""
 
-    def __init__(self) -> None:
-        self.endpoint = ""
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def __aenter__(self) -> Collector:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "benchmarks.queue.span_sink"),
-            stdin=asyncio.subprocess.PIPE,
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-            limit=REPORT_BYTES_MAX,
-            start_new_session=True,
-        )
-        self.endpoint = (await self._read())["endpoint"]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._process is not None
-        self._process.kill()
-        await self._process.wait()
+    endpoint: str = ""
+    _lock: Lock = field(default_factory=Lock)
+    _by_name: Counter[str] = field(default_factory=Counter)
+    _times: dict[str, Times] | None = None
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -53,47 +37,45 @@ class Collector:
             "OTEL_BSP_SCHEDULE_DELAY": "500",
         }
 
-    async def counts(self) -> dict[str, int]:
+    def take(self, export: Export) -> None:
+        """One export; safe from several threads."""
+        spans = [span for each in export.resource_spans for scope in each.scope_spans for span in scope.spans]
+        with self._lock:
+            self._by_name.update(span.name for span in spans)
+            if self._times is None:
+                return
+            for span in spans:
+                request_id = attributes_of(span.attributes).get(REQUEST_ID)
+                if isinstance(request_id, str):
+                    start_s, end_s = span.start_time_unix_nano / 1e9, span.end_time_unix_nano / 1e9
+                    times = self._times.setdefault(request_id, {})
+                    first_s, last_s = times.get(span.name, (start_s, end_s))
+                    times[span.name] = (min(first_s, start_s), max(last_s, end_s))
+
+    def counts(self) -> dict[str, int]:
         """Spans so far, by name."""
-        found: dict[str, int] = (await self._request("counts"))["by_name"]
-        return found
+        with self._lock:
+            return dict(sorted(self._by_name.items()))
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
         """Keeps the times of requests while the context is open."""
-        await self._request("follow")
+        with self._lock:
+            self._times = {}
         try:
             yield
         finally:
-            await self._request("rest")
+            with self._lock:
+                self._times = None
 
     async def times(self, request_ids: Collection[str], names: Collection[str], timeout_s: float) -> dict[str, Times]:
         """The spans of these requests, by request id. Exports lag: waits until those of all `names` arrived, or for `timeout_s`; returns
         the complete ones."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            kept: dict[str, Times] = (await self._request("times"))["times"]
-            found = {each: kept[each] for each in request_ids if each in kept and kept[each].keys() >= set(names)}
+            with self._lock:
+                kept = self._times or {}
+                found = {each: dict(kept[each]) for each in request_ids if each in kept and kept[each].keys() >= set(names)}
             if len(found) == len(request_ids) or time.monotonic() > deadline_s:
                 return found
             await asyncio.sleep(POLL_S)
-
-    async def _request(self, what: str) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(what.encode() + b"\n")
-        await self._process.stdin.drain()
-        return await self._read()
-
-    async def _read(self) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                line = await self._process.stdout.readline()
-        except TimeoutError:
-            raise Unavailable("the span sink does not answer") from None
-        if not line:
-            raise Unavailable("the span sink ended")
-        found: dict[str, Any] = json.loads(line)
-        return found

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from benchmarks.parts import bench_options
 from benchmarks.queue.figures import FIGURES, LEASE_TTL_S
 from benchmarks.queue.front import measure_accepts, measure_added, measure_fanout
 from benchmarks.queue.losses import measure_campaign, measure_failover, measure_recovery
-from benchmarks.queue.run import Measure, bench_options, run_bench
+from benchmarks.queue.run import SEED, Measure, out_option, run_bench
 from benchmarks.queue.store import measure_bytes, measure_pulls
 
 MEASURES: Mapping[str, Measure] = {
@@ -26,7 +27,8 @@ MEASURES: Mapping[str, Measure] = {
 
 
 @click.command()
-@bench_options(FIGURES)
+@bench_options(FIGURES, SEED)
+@out_option
 def queue(as_json: bool, only: tuple[str, ...], seed: int, quick: bool, out: Path) -> None:
     """Measure the live system: accepts, added latency (and that of a bare chain of the same messages), fan-out, pulls, bytes in the server,
     failover, recovery and a campaign of kills.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from benchmarks.queue.bare_chain import bare_chain
-from benchmarks.queue.live import GPU, CpuMeter, LiveCluster, Shape
-from benchmarks.queue.prompts import PROFILE
+from benchmarks.queue.collector import Times
+from benchmarks.queue.live import GPU, CpuMeter, CpuUse, LiveCluster, Shape
+from benchmarks.queue.prompts import CONTEXT_TOKENS_MAX, PROFILE
 from benchmarks.queue.run import Bench
 from benchmarks.queue.schedule import summary_ms
-from benchmarks.queue.span_sink import Times
-from benchmarks.queue.worker import Report, run_worker
+from benchmarks.queue.worker import Report, Settings, run_worker
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.queue.connection import open_queue
@@ -49,25 +49,31 @@ SPANS = frozenset(name for leg in LEGS.values() for name, _ in leg)
 
 
 async def measure_accepts(bench: Bench) -> None:
-    """Unary Submit, closed loop, IN_FLIGHT at a time, beside a planner that places and an instance that serves at its real pace. An accept
-    counts once answered; the queue's own acceptance counter must grow by as many, and all ids must differ."""
+    """Unary Submit, beside a planner that places and an instance that serves at its real pace."""
     for durability, key in (("process", "accepts_per_s"), ("disk", "accepts_per_s_disk")):
         bench.say(f"accepts: durability {durability}, {IN_FLIGHT} in flight for {bench.sizes.accepts_s:g} s")
         shape = Shape(durability=durability)
         async with LiveCluster(bench.out / f"accepts-{durability}", shape, bench.seed, bench.collector) as live:
-            meter = CpuMeter(live)
-            settings = {
-                **_requests(bench, f"accepts-{durability}", output_tokens=256, slo_s=FAR_SLO_S),
-                "address": live.gateway,
-                "in_flight": IN_FLIGHT,
-                "seconds": bench.sizes.accepts_s,
-            }
-            report = await run_worker("accepts", settings, meter.on_event)
-            report["counted_by_the_queue"] = await accepted_count(live)
-        if not report["counted_by_the_queue"] == report["accepted_in_all"] == report["queue_ids"]:
-            raise Unavailable(f"accepts at the client and in the queue differ: {report}")
+            report, used = await counted_accepts(bench, live, live.gateway, "accepts")
         bench.values[key] = round(report["accepted"] / bench.sizes.accepts_s, 1)
-        bench.details[f"accepts_{durability}"] = {**report, **meter.summary(report["accepted"])}
+        bench.details[f"accepts_{durability}"] = {**report, **used}
+
+
+async def counted_accepts(bench: Bench, live: LiveCluster, address: str, kind: str) -> tuple[Report, CpuUse]:
+    """A closed loop of IN_FLIGHT accepts. One counts once answered; the queue's own acceptance counter must grow by as many, and all ids
+    must differ."""
+    meter, seconds = CpuMeter(live), bench.sizes.accepts_s
+    settings = load_settings(bench, address, "accepts", output_tokens=256, slo_s=FAR_SLO_S, seconds=seconds, in_flight=IN_FLIGHT)
+    report = await run_worker(kind, settings, meter.on_event)
+    queue = open_queue(QueueSettings(name=live.state.queue, url=live.state.queue_url))
+    await queue.start()
+    try:
+        report["counted_by_the_queue"] = (await queue.overview()).accepted_count
+    finally:
+        await queue.stop()
+    if not report["counted_by_the_queue"] == report["accepted_in_all"] == report["ids"]:
+        raise Unavailable(f"accepts at the client and in the queue differ: {report}")
+    return report, meter.summary(report["accepted"])
 
 
 async def measure_added(bench: Bench) -> None:
@@ -82,7 +88,7 @@ async def measure_added(bench: Bench) -> None:
         for rate_per_s in RATES_PER_S:
             bench.say(f"added latency: {rate_per_s} requests/s for {bench.sizes.added_s:g} s")
             meter = CpuMeter(live)
-            report = await _open_loop(bench, live.gateway, f"added-{rate_per_s}", rate_per_s, meter.on_event)
+            report = await added_loop(bench, live.gateway, f"added-{rate_per_s}", rate_per_s, meter.on_event)
             added_s = await less_engine(bench, report)
             summary = summary_ms(added_s)
             used = meter.summary(report["requests"])
@@ -95,7 +101,7 @@ async def measure_added(bench: Bench) -> None:
     async with bare_chain(bench.out / "bare") as address:
         for rate_per_s in RATES_PER_S:
             bench.say(f"bare chain: {rate_per_s} requests/s for {bench.sizes.added_s:g} s")
-            summary = (await _open_loop(bench, address, f"bare-{rate_per_s}", rate_per_s))["last_token_ms"]
+            summary = (await added_loop(bench, address, f"bare-{rate_per_s}", rate_per_s))["last_token_ms"]
             for name, each in bare_ms.items():
                 each[f"at_{rate_per_s}"] = summary[name]
     for name, ms in live_ms.items():
@@ -103,17 +109,18 @@ async def measure_added(bench: Bench) -> None:
         bench.values[f"added_{name}_ratio"] = {at: round((ms[at] or 0.0) / each_ms, 2) for at, each_ms in bare_ms[name].items()}
 
 
-async def _open_loop(
-    bench: Bench, address: str, run_id: str, rate_per_s: float, on_event: Callable[[str], None] = lambda event: None
+async def added_loop(
+    bench: Bench,
+    address: str,
+    run_id: str,
+    rate_per_s: float,
+    on_event: Callable[[str], None] = lambda event: None,
+    kind: str = "open_loop",
 ) -> Report:
     """Requests of 16 tokens at Poisson times. Raises Unavailable unless all end."""
-    settings = {
-        **_requests(bench, run_id, output_tokens=16, slo_s=NEAR_SLO_S),
-        "address": address,
-        "rate_per_s": rate_per_s,
-        "seconds": bench.sizes.added_s,
-    }
-    report = await run_worker("open_loop", settings, on_event)
+    seconds = bench.sizes.added_s
+    settings = load_settings(bench, address, run_id, output_tokens=16, slo_s=NEAR_SLO_S, seconds=seconds, rate_per_s=rate_per_s)
+    report = await run_worker(kind, settings, on_event)
     if report["errors"] or report["ended"] < report["requests"]:
         raise Unavailable(f"only {report['ended']} of {report['requests']} requests ended: {report['errors']}")
     return report
@@ -139,34 +146,23 @@ def leg_s(spans: Times, leg: Leg) -> float:
 
 
 async def measure_fanout(bench: Bench) -> None:
-    """STREAMS answers at a time from one agent that holds no output back, slightly above the target rate. A message counts once, with any
-    number of tokens."""
+    """STREAMS answers at a time, slightly above the target rate. A message counts once, with any number of tokens."""
     bench.say(f"fan-out: {STREAMS} streams for {bench.sizes.fanout_s:g} s")
-    seconds = bench.sizes.fanout_s + bench.sizes.warmup_s
-    output_tokens = round(STEPS_PER_S * (seconds + 10.0))
-    shape = stepped_shape(STREAMS, STEPS_PER_S, seconds)
+    shape = stepped_shape(bench, STREAMS, STEPS_PER_S)
     async with LiveCluster(bench.out / "fanout", shape, bench.seed, bench.collector) as live:
         await _warm_up(bench, live, "fanout-warmup")
         meter = CpuMeter(live)
-        settings = {
-            **_requests(bench, "fanout", output_tokens=output_tokens, slo_s=FAR_SLO_S),
-            "address": live.gateway,
-            "streams": STREAMS,
-            "seconds": bench.sizes.fanout_s,
-        }
-        report = await run_worker("fanout", settings, meter.on_event)
-    if report["broken"] or report["streams"] < STREAMS:
-        raise Unavailable(f"streams broke off or ended before the time: {report}")
-    report["offered_per_s"] = STREAMS * STEPS_PER_S
+        report = await stepped_streams(bench, live.gateway, STREAMS, STEPS_PER_S, "fanout", meter.on_event)
     report["tokens_per_message"] = round(report["tokens"] / max(1, report["messages"]), 3)
     bench.values["fanout_tokens_per_s"] = round(report["messages"] / report["seconds"], 1)
     bench.values["itl_p99_ms"] = report["itl_ms"]["p99"]
     bench.details["fanout"] = {**report, **meter.summary(report["messages"])}
 
 
-def stepped_shape(streams: int, steps_per_s: float, seconds: float) -> Shape:
-    """A cluster whose one agent makes so many steps a second with `streams` answers (mean over `seconds`), and holds no output back."""
+def stepped_shape(bench: Bench, streams: int, steps_per_s: float) -> Shape:
+    """A cluster whose one agent makes so many steps a second with `streams` answers (mean over the run), and holds no output back."""
     (profile,) = (row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model, row.instance) == (GPU, 1, PROFILE, ""))
+    seconds = bench.sizes.fanout_s + bench.sizes.warmup_s
     step_s = profile.decode_step_s(streams, streams * (PROMPT_TOKENS + steps_per_s * seconds / 2))
     return Shape(
         time_scale=step_s * steps_per_s,
@@ -175,33 +171,36 @@ def stepped_shape(streams: int, steps_per_s: float, seconds: float) -> Shape:
     )
 
 
+async def stepped_streams(
+    bench: Bench, address: str, streams: int, steps_per_s: float, kind: str, on_event: Callable[[str], None]
+) -> Report:
+    """Streams on such a cluster that last longer than the run. Raises Unavailable unless all do."""
+    seconds = bench.sizes.fanout_s
+    tokens = min(round(steps_per_s * (seconds + bench.sizes.warmup_s + 10.0)), CONTEXT_TOKENS_MAX - 2 * PROMPT_TOKENS)
+    settings = load_settings(bench, address, kind, output_tokens=tokens, slo_s=FAR_SLO_S, seconds=seconds, streams=streams)
+    report = await run_worker(kind, settings, on_event)
+    if report["broken"] or report["streams"] < streams:
+        raise Unavailable(f"streams broke off or ended before the time: {report}")
+    return {**report, "offered_per_s": streams * steps_per_s}
+
+
 async def _warm_up(bench: Bench, live: LiveCluster, run_id: str) -> None:
     """Sends a few requests, to load the model and exercise every path once."""
-    settings = {
-        **_requests(bench, run_id, output_tokens=16, slo_s=NEAR_SLO_S),
-        "address": live.gateway,
-        "rate_per_s": 50.0,
-        "seconds": bench.sizes.warmup_s,
-    }
+    seconds = bench.sizes.warmup_s
+    settings = load_settings(bench, live.gateway, run_id, output_tokens=16, slo_s=NEAR_SLO_S, seconds=seconds, rate_per_s=50.0)
     await run_worker("open_loop", {**settings, "warmup_s": 0.0})
 
 
-def _requests(bench: Bench, run_id: str, *, output_tokens: int, slo_s: float) -> dict[str, object]:
+def load_settings(bench: Bench, address: str, run_id: str, *, output_tokens: int, slo_s: float, seconds: float, **more: float) -> Settings:
+    """Settings of a load generator; `more`: those of its loop."""
     return {
+        "address": address,
         "seed": bench.seed,
         "run_id": run_id,
         "prompt_tokens": PROMPT_TOKENS,
         "output_tokens": output_tokens,
         "slo_s": slo_s,
         "warmup_s": bench.sizes.warmup_s,
+        "seconds": seconds,
+        **more,
     }
-
-
-async def accepted_count(live: LiveCluster) -> int:
-    """The queue's acceptance counter."""
-    queue = open_queue(QueueSettings(name=live.state.queue, url=live.state.queue_url))
-    await queue.start()
-    try:
-        return (await queue.overview()).accepted_count
-    finally:
-        await queue.stop()

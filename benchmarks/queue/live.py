@@ -21,6 +21,10 @@ START_TIMEOUT_S = 180.0
 GPU = "H100-80GB"
 
 
+CpuUse = dict[str, dict[str, float]]
+"""`cores` and `cpu_us_each`, by process."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """The parts of a cluster, besides one estimator. `time_scale`: of its simulated engines, which have no hidden bias; `agent`,
@@ -117,7 +121,7 @@ class CpuMeter:
         elif event == "end":
             self._end = reading
 
-    def summary(self, count: int) -> dict[str, dict[str, float]]:
+    def summary(self, count: int) -> CpuUse:
         """Cores that each process kept busy (those below 0.01 left out), and microseconds of CPU time for each of `count` operations: the
         latter hardly depends on the machine's other load."""
         seconds = max(self._end[0] - self._begin[0], 1e-9)

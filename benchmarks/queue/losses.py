@@ -14,6 +14,7 @@ import grpc.aio
 
 from benchmarks.queue.bulk_queue import BulkQueue
 from benchmarks.queue.filling import accept_all
+from benchmarks.queue.front import load_settings
 from benchmarks.queue.live import LiveCluster, Shape
 from benchmarks.queue.prompts import PromptSource
 from benchmarks.queue.run import Bench
@@ -154,18 +155,17 @@ async def measure_recovery(bench: Bench) -> None:
 
 async def _steady_load(bench: Bench, live: LiveCluster) -> Report:
     """Streams at Poisson times for longer than all kills take."""
-    settings = {
-        "seed": bench.seed,
-        "run_id": "recover",
-        "prompt_tokens": 64,
-        "output_tokens": RECOVER_OUTPUT_TOKENS,
-        "slo_s": RECOVER_SLO_S,
-        "address": live.gateway,
-        "rate_per_s": RECOVER_RATE_PER_S,
-        "warmup_s": 0.0,
-        "seconds": KILL_EVERY_MAX_S * bench.sizes.recover_kills,
-    }
-    return await run_worker("open_loop", settings, timeout_s=2 * KILL_EVERY_MAX_S * bench.sizes.recover_kills)
+    seconds = KILL_EVERY_MAX_S * bench.sizes.recover_kills
+    settings = load_settings(
+        bench,
+        live.gateway,
+        "recover",
+        output_tokens=RECOVER_OUTPUT_TOKENS,
+        slo_s=RECOVER_SLO_S,
+        seconds=seconds,
+        rate_per_s=RECOVER_RATE_PER_S,
+    )
+    return await run_worker("open_loop", {**settings, "warmup_s": 0.0}, timeout_s=2 * seconds)
 
 
 def _several_run(overview: Overview) -> bool:

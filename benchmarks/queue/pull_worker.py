@@ -8,13 +8,12 @@ import time
 
 import numpy as np
 
-from benchmarks.queue.bulk_queue import FULL_BOUNDS
+from benchmarks.queue.bulk_queue import FULL_BOUNDS, LEASE_S
 from benchmarks.queue.prompts import MODEL
 from benchmarks.queue.worker import Report, Settings, report_event
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PullBudget
 
-LEASE_S = 3_600.0
 PAUSES = 1_000
 
 

@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from shutil import rmtree
 
 import redis.asyncio as redis
 
-from benchmarks.queue.bulk_queue import BulkQueue, chunks
+from benchmarks.queue.bulk_queue import LEASE_S, BulkQueue, bulk_queue, chunks
 from benchmarks.queue.filling import FilledRequest, accept_all, place_all
 from benchmarks.queue.prompts import MODEL, PromptSource
 from benchmarks.queue.run import Bench
@@ -24,13 +23,11 @@ from qlm.internal.v1.events_pb2 import RequestEvent
 from qlm_core.vocabulary.errors import Unavailable
 from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_core.vocabulary.simulated_model import TOKEN_BYTES
-from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
-from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, Completion, Emission, Lease, Owned, PullBudget, StepStatus, TerminalRecord
+from qlm_queue.values import BATCH_MAX, Completion, Emission, Lease, Owned, PullBudget, StepStatus, TerminalRecord
 
 QUEUE = "bench"
 AGENTS = ("agent-0", "agent-1", "agent-2", "agent-3")
-LEASE_S = 3_600.0
 PROMPT_TOKENS = 100
 """A body of 300 bytes."""
 OUTPUT_TOKENS = 16
@@ -53,7 +50,6 @@ SAMPLED = 500
 class Store:
     """A queue on a server of its own, with a planner's lease and registered instances."""
 
-    url: str
     queue: BulkQueue
     client: redis.Redis
     planner: Lease
@@ -62,22 +58,13 @@ class Store:
 
 @asynccontextmanager
 async def store(folder: Path) -> AsyncIterator[Store]:
-    rmtree(folder, ignore_errors=True)
-    server = EmbeddedServer(folder)
-    url = await server.start()
-    queue = BulkQueue(url, QUEUE)
-    client = redis.Redis.from_url(url)
-    try:
-        await queue.start()
-        planner = await queue.acquire_lease(PLANNER_ROLE, "bench", LEASE_S, "127.0.0.1:1")
-        assert planner is not None, "a new server has no leases"
-        agents = {name: await queue.register(name, "bench", b"", LEASE_S) for name in AGENTS}
-        yield Store(url=url, queue=queue, client=client, planner=planner, agents=agents)
-    finally:
-        await client.aclose()
-        await queue.stop()
-        await server.stop()
-        rmtree(folder, ignore_errors=True)  # its log is long
+    async with bulk_queue(folder, QUEUE) as queue:
+        client = redis.Redis.from_url(queue.url)
+        try:
+            agents = {name: await queue.register(name, "bench", b"", LEASE_S) for name in AGENTS}
+            yield Store(queue=queue, client=client, planner=await queue.planner_lease(), agents=agents)
+        finally:
+            await client.aclose()
 
 
 async def measure_pulls(bench: Bench) -> None:
@@ -90,7 +77,7 @@ async def measure_pulls(bench: Bench) -> None:
         await _settled(held.client)
         bench.say(f"pulls: {len(AGENTS)} agents pull {PULL_REQUESTS} for {bench.sizes.pull_seconds:g} s")
         settings = {
-            "url": held.url,
+            "url": held.queue.url,
             "queue": QUEUE,
             "requests": PULL_REQUESTS,
             "pause_s": PULL_PAUSE_S,

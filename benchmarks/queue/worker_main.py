@@ -11,16 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping
 import uvloop
 
 from benchmarks.gateway import http_load
-from benchmarks.queue import bare_chain
-from benchmarks.queue.accept_worker import accepts
+from benchmarks.queue import bare_chain, grpc_load
 from benchmarks.queue.pull_worker import pulls
-from benchmarks.queue.stream_worker import fanout, open_loop
 from benchmarks.queue.worker import Report, Settings, report_event
 
 KINDS: Mapping[str, Callable[[Settings], Awaitable[Report]]] = {
-    "accepts": accepts,
-    "open_loop": open_loop,
-    "fanout": fanout,
+    "accepts": grpc_load.accepts,
+    "open_loop": grpc_load.streams,
+    "fanout": grpc_load.fanout,
     "pulls": pulls,
     "http_accepts": http_load.accepts,
     "http_answers": http_load.answers,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from qlm_load.campaign.command import campaign
-from qlm_load.compare.command import compare
-from qlm_load.compare.simulate_command import simulate
+from qlm_load.compare.commands import compare, simulate
 from qlm_load.demo.command import demo
 from qlm_load.demo.vllm_command import demo_vllm
 from qlm_load.matrix.command import matrix

@@ -19,5 +19,4 @@ class Progress:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._began_s

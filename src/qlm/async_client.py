@@ -15,7 +15,7 @@ from qlm.api.v1 import gateway_pb2, request_pb2
 from qlm.credentials import Credentials, credentials_of
 from qlm.errors import ConfigError, QlmError
 from qlm.link import Link, Metadata, carrier_of, checked_seconds, context_of
-from qlm.messages import Prompt, Sampling
+from qlm.messages import Prompt
 from qlm.token_stream import TokenStream
 from qlm.values import Accepted, ModelInfo, Outlook, QueueStatus, RequestPage, RequestState, Result, Slo
 from qlm_core.vocabulary.errors import invalid_field
@@ -250,7 +250,7 @@ class AsyncClient:
         request = messages.request_message(
             model,
             prompt,
-            Sampling(**{name: value for name, value in options.items() if name not in _NOT_SAMPLING}),  # type: ignore[arg-type]
+            {name: value for name, value in options.items() if name not in _NOT_SAMPLING},
             slo=Slo.completion(slo_s) if slo_s is not None else slo,
             tenant=options.get("tenant") or self._tenant,
             application=options.get("application") or self._application,

@@ -11,9 +11,9 @@ from typing import Any, Self, TypeVar, Unpack
 from opentelemetry.trace import TracerProvider
 
 from qlm.async_client import AsyncClient, RequestOptions
-from qlm.channels import check_process, client_closed
 from qlm.credentials import Credentials
 from qlm.errors import InternalError
+from qlm.link import check_process, client_closed
 from qlm.messages import Prompt
 from qlm.token_stream import TokenStream
 from qlm.values import Accepted, ModelInfo, Outlook, Prediction, QueueStatus, RequestPage, RequestState, Result, TokenChunk

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from dataclasses import fields as fields_of
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from qlm import values
-from qlm.api.v1 import gateway_pb2, prediction_pb2, request_pb2
+from qlm.api.v1 import gateway_pb2, request_pb2
+from qlm.field_copies import value_of
 from qlm_core.vocabulary.errors import invalid_field
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -31,13 +30,7 @@ RULES = {
 }
 
 STATES: Mapping[int, values.RequestState] = {
-    request_pb2.REQUEST_STATE_ACCEPTED: values.RequestState.ACCEPTED,
-    request_pb2.REQUEST_STATE_PLACED: values.RequestState.PLACED,
-    request_pb2.REQUEST_STATE_RUNNING: values.RequestState.RUNNING,
-    request_pb2.REQUEST_STATE_COMPLETED: values.RequestState.COMPLETED,
-    request_pb2.REQUEST_STATE_FAILED: values.RequestState.FAILED,
-    request_pb2.REQUEST_STATE_CANCELLED: values.RequestState.CANCELLED,
-    request_pb2.REQUEST_STATE_EXPIRED: values.RequestState.EXPIRED,
+    request_pb2.RequestState.Value(f"REQUEST_STATE_{state.name}"): state for state in values.RequestState
 }
 STATE_NUMBERS: Mapping[values.RequestState, int] = {state: number for number, state in STATES.items()}
 SLO_KINDS: Mapping[str, request_pb2.SloKind.ValueType] = {
@@ -49,30 +42,10 @@ SLO_KIND_NAMES: Mapping[int, str] = {number: name for name, number in SLO_KINDS.
 FINISH_REASONS: Mapping[int, str] = {request_pb2.FINISH_REASON_STOP: "stop", request_pb2.FINISH_REASON_LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """Sampling parameters by their names in request.proto; None or empty: the model's default. `stop`: one string or several."""
-
-    max_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int = 0
-    min_p: float = 0.0
-    stop: str | Sequence[str] = ()
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float | None = None
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    json_schema: str | None = None
-    regex: str | None = None
-
-
 def request_message(
     model: str,
     prompt: Prompt,
-    sampling: Sampling,
+    sampling: Mapping[str, object],
     *,
     slo: values.Slo | None,
     tenant: str,
@@ -85,7 +58,8 @@ def request_message(
     chat_variables: Mapping[str, Any] | None = None,
     control_tokens_in_text: bool = False,
 ) -> request_pb2.Request:
-    """The message of a request, without trace context. Raises InvalidRequest for what no message can hold."""
+    """The message of a request, without trace context. `sampling`: parameters by their names in request.proto, `stop` one string or
+    several. Raises InvalidRequest for what no message can hold."""
     message = filled(
         request_pb2.Request(),
         model=model,
@@ -98,8 +72,9 @@ def request_message(
     )
     variables = {**(chat_variables or {}), **({} if tools is None else {"tools": list(tools)})}
     _put_prompt(message, prompt, continue_final_message=continue_final_message, variables_json=_json("chat_variables, tools", variables))
-    if sampling != Sampling():
-        message.sampling.CopyFrom(_sampling_message(sampling))
+    parameters = _sampling_message(sampling)
+    if parameters != request_pb2.SamplingParams():
+        message.sampling.CopyFrom(parameters)
     if slo is not None:
         if slo.kind not in SLO_KINDS:
             raise invalid_field("slo.kind", f"one of {', '.join(SLO_KINDS)}")
@@ -150,14 +125,12 @@ def _json(field: str, value: Mapping[str, Any]) -> str:
         raise invalid_field(field, f"values that JSON has ({error})") from error
 
 
-def _sampling_message(sampling: Sampling) -> request_pb2.SamplingParams:
-    fields = {field.name: getattr(sampling, field.name) for field in fields_of(sampling)}
-    if sampling.json_schema is not None and sampling.regex is not None:
+def _sampling_message(sampling: Mapping[str, object]) -> request_pb2.SamplingParams:
+    if sampling.get("json_schema") is not None and sampling.get("regex") is not None:
         raise invalid_field("sampling.regex", "absent beside json_schema")
-    fields["stop"] = (
-        [sampling.stop] if isinstance(sampling.stop, str) else _listed("sampling.stop", sampling.stop, "a string or a list of strings")
-    )
-    return filled(request_pb2.SamplingParams(), "sampling.", **fields)
+    stop = sampling.get("stop", ())
+    stops = [stop] if isinstance(stop, str) else _listed("sampling.stop", stop, "a string or a list of strings")
+    return filled(request_pb2.SamplingParams(), "sampling.", **{**sampling, "stop": stops})
 
 
 def _listed(field: str, value: object, rule: str) -> list[Any]:
@@ -167,6 +140,7 @@ def _listed(field: str, value: object, rule: str) -> list[Any]:
 
 
 def accepted_value(message: gateway_pb2.Accepted) -> values.Accepted:
+    # Field by field, as results and chunks: every request comes by here, and `value_of` takes twice as long.
     return values.Accepted(
         tenant=message.tenant,
         request_id=message.request_id,
@@ -175,33 +149,28 @@ def accepted_value(message: gateway_pb2.Accepted) -> values.Accepted:
         state=STATES[message.state],
         accepted_s=message.accepted_s,
         prompt_tokens=message.prompt_tokens,
-        prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
+        prediction=_prediction(message),
         paused=message.paused,
-    )
-
-
-def prediction_value(message: prediction_pb2.Prediction) -> values.Prediction:
-    return values.Prediction(
-        wait_p50_s=message.wait_p50_s,
-        wait_p90_s=message.wait_p90_s,
-        completion_p50_s=message.completion_p50_s,
-        completion_p90_s=message.completion_p90_s,
-        requests_ahead=message.requests_ahead,
-        profile_version=message.profile_version,
-        probability_late=message.probability_late if message.HasField("probability_late") else None,
     )
 
 
 def outlook_value(message: gateway_pb2.Outlook) -> values.Outlook:
-    return values.Outlook(
-        state=STATES[message.state],
-        prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
-        paused=message.paused,
+    return value_of(values.Outlook, message, state=STATES[message.state], prediction=_prediction(message))
+
+
+def _prediction(message: gateway_pb2.Accepted | gateway_pb2.Outlook | gateway_pb2.RequestStatus) -> values.Prediction | None:
+    if not message.HasField("prediction"):
+        return None
+    found = message.prediction
+    return values.Prediction(
+        wait_p50_s=found.wait_p50_s,
+        wait_p90_s=found.wait_p90_s,
+        completion_p50_s=found.completion_p50_s,
+        completion_p90_s=found.completion_p90_s,
+        requests_ahead=found.requests_ahead,
+        profile_version=found.profile_version,
+        probability_late=found.probability_late if found.HasField("probability_late") else None,
     )
-
-
-def slo_value(message: request_pb2.Slo) -> values.Slo:
-    return values.Slo(kind=SLO_KIND_NAMES.get(message.kind, ""), seconds=message.seconds, priority=message.priority)
 
 
 def chunk_value(message: gateway_pb2.TokenChunk) -> values.TokenChunk:
@@ -253,90 +222,39 @@ def result_value(message: request_pb2.Result) -> values.Result:
 
 
 def model_value(message: gateway_pb2.Model) -> values.ModelInfo:
-    return values.ModelInfo(
-        name=message.name,
-        context_tokens_max=message.context_tokens_max,
-        token_count=message.token_count,
-        instances=message.instances,
-    )
+    return value_of(values.ModelInfo, message)
 
 
 def queue_status_value(message: gateway_pb2.QueueStatusResponse) -> values.QueueStatus:
-    return values.QueueStatus(
-        queue=message.queue,
-        live=message.live,
-        unplaced=message.unplaced,
-        running=message.running,
-        virtual_queues=tuple(_virtual_queue_value(queue) for queue in message.virtual_queues),
-        request=_request_status_value(message.request) if message.HasField("request") else None,
-        planner=message.planner,
-        refusal=message.refusal,
-        damage_count=message.damage_count,
-        pauses=tuple(values.Pause(model=each.model, tenant=each.tenant, since_s=each.since_s) for each in message.pauses),
-        loss=message.loss,
-        held=tuple(values.HeldBytes(bound=each.bound, name=each.name, held=each.held, limit=each.limit) for each in message.held),
-    )
-
-
-def _virtual_queue_value(message: gateway_pb2.VirtualQueueStatus) -> values.VirtualQueueStatus:
-    return values.VirtualQueueStatus(
-        instance=message.instance,
-        version=message.version,
-        groups=tuple(
-            values.GroupStatus(
-                group_id=group.group_id,
-                model=group.model,
-                slo_kind=SLO_KIND_NAMES.get(group.slo_kind, ""),
-                slo_class=group.slo_class,
-                waiting=group.waiting,
-                first_deadline_s=group.first_deadline_s,
-            )
-            for group in message.groups
+    return value_of(
+        values.QueueStatus,
+        message,
+        virtual_queues=tuple(
+            value_of(values.VirtualQueueStatus, queue, groups=tuple(map(_group_value, queue.groups))) for queue in message.virtual_queues
         ),
-        running=message.running,
-        alive=message.alive,
-        active_model=message.active_model,
+        request=_request_status_value(message.request) if message.HasField("request") else None,
+        pauses=tuple(values.Pause(model=each.model, tenant=each.tenant, since_s=each.since_s) for each in message.pauses),
+        held=tuple(value_of(values.HeldBytes, each) for each in message.held),
     )
+
+
+def _group_value(message: gateway_pb2.GroupStatus) -> values.GroupStatus:
+    return value_of(values.GroupStatus, message, slo_kind=SLO_KIND_NAMES.get(message.slo_kind, ""))
 
 
 def _request_status_value(message: gateway_pb2.RequestStatus) -> values.RequestStatus:
-    return values.RequestStatus(
+    slo = values.Slo(kind=SLO_KIND_NAMES.get(message.slo.kind, ""), seconds=message.slo.seconds, priority=message.slo.priority)
+    return value_of(
+        values.RequestStatus,
+        message,
         state=STATES[message.state],
-        queue_id=message.queue_id,
-        group_id=message.group_id,
-        instance=message.instance,
-        requests_ahead=message.requests_ahead if message.HasField("requests_ahead") else None,
-        output_tokens=message.output_tokens,
-        attempts=message.attempts,
-        accepted_s=message.accepted_s,
-        prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
-        slo=slo_value(message.slo) if message.HasField("slo") else None,
-        deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
-        model=message.model,
+        prediction=_prediction(message),
+        slo=slo if message.HasField("slo") else None,
         error_reason=message.error.reason,
         error_message=message.error.message,
-        finished_s=message.finished_s if message.HasField("finished_s") else None,
-        paused=message.paused,
     )
 
 
 def request_page_value(message: gateway_pb2.ListRequestsResponse) -> values.RequestPage:
-    return values.RequestPage(
-        requests=tuple(
-            values.ListedRequest(
-                tenant=request.tenant,
-                request_id=request.request_id,
-                queue_id=request.queue_id,
-                model=request.model,
-                state=STATES[request.state],
-                slo_class=request.slo_class,
-                accepted_s=request.accepted_s,
-                deadline_s=request.deadline_s if request.HasField("deadline_s") else None,
-                instance=request.instance,
-                attempts=request.attempts,
-            )
-            for request in message.requests
-        ),
-        next_after=message.next_after,
-        now_s=message.now_s,
-    )
+    listed = (value_of(values.ListedRequest, request, state=STATES[request.state]) for request in message.requests)
+    return value_of(values.RequestPage, message, requests=tuple(listed))

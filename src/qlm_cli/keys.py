@@ -9,8 +9,7 @@ import click
 from pydantic import ValidationError
 from rich.table import Table
 
-from qlm_cli.console import plain_console
-from qlm_cli.json_text import json_text
+from qlm_cli.console import json_text, plain_console
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.identity.key_file import edited, read_keys
 from qlm_process.identity.keys import Role, new_key
@@ -50,11 +49,12 @@ def keys() -> None:
 @click.option("--priority-min", type=int, metavar="N", help="The most urgent strict priority it may ask for. Default: it has none.")
 @click.option("--requests-per-min", type=float, metavar="N", help="Requests it may send in a minute, at each gateway. Default: any.")
 @click.option("--prompt-tokens-per-min", type=float, metavar="N", help="Prompt tokens, the same. Default: any.")
+@click.option("--streams-max", type=int, metavar="N", help="Streams and waits for an answer at once, the same. Default: any.")
 @click.option("--to", "to", type=click.Path(dir_okay=False), metavar="FILE", help="Write the key to a new file that only you can read.")
-def add(path: str, tenant: str, role: str, models: tuple[str, ...], to: str | None, **bounds: Any) -> None:
+def add(path: str, tenant: str, role: str, to: str | None, **bounds: Any) -> None:
     """Make a key and print it."""
     try:
-        row, key = new_key(Role(role), tenant, models=models, **bounds)
+        row, key = new_key(Role(role), tenant, **bounds)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         raise click.UsageError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
@@ -74,12 +74,11 @@ def list_(path: str, as_json: bool) -> None:
     if as_json:
         click.echo(json_text({"keys": [row.model_dump(mode="json", exclude={"salt", "hash"}) for row in rows]}))
         return
-    table = Table()
-    for heading in ("id", "role", "tenant", "models", "least SLO", "priorities", "a minute"):
-        table.add_column(heading)
+    table = Table("id", "role", "tenant", "models", "least SLO", "priorities", "at each gateway")
     for row in rows:
         priorities = "none" if row.priority_min is None else f"from {row.priority_min}"
-        rate = ", ".join(f"{per_min:g} {name.removesuffix('_per_min').replace('_', ' ')}" for name, per_min in row.rates.items())
+        rate = ", ".join(f"{per_min:g} {name.removesuffix('_per_min').replace('_', ' ')} a minute" for name, per_min in row.rates.items())
+        rate += f"{', ' if rate else ''}{row.streams_max} streams" if row.streams_max else ""
         cells = (row.id, str(row.role), row.tenant, ", ".join(row.models) or "all", f"{row.slo_s_min:g} s", priorities, rate or "any")
         table.add_row(*cells)
     plain_console().print(table)

@@ -11,10 +11,10 @@ from qlm_core.vocabulary.errors import ConfigError, QlmError
 COMMANDS = {
     "up": ("qlm_cli.up.command", "up", "Run everything on this machine."),
     "serve": ("qlm_cli.serve.command", "serve", "Put QLM in front of OpenAI-compatible servers that run."),
-    "gateway": ("qlm_cli.services", "gateway", "Run one gateway."),
-    "planner": ("qlm_cli.services", "planner", "Run one planner (leader or standby)."),
-    "estimator": ("qlm_cli.services", "estimator", "Run one estimator (leader or standby)."),
-    "agent": ("qlm_cli.services", "agent", "Run the agent of one instance."),
+    "gateway": ("qlm_gateway.__main__", "COMMAND", "Run one gateway."),
+    "planner": ("qlm_planner.__main__", "COMMAND", "Run one planner (leader or standby)."),
+    "estimator": ("qlm_estimator.__main__", "COMMAND", "Run one estimator (leader or standby)."),
+    "agent": ("qlm_agent.__main__", "COMMAND", "Run the agent of one instance."),
     "submit": ("qlm_cli.submit", "submit", "Send a prompt and print its answer."),
     "status": ("qlm_cli.operate.status", "status", "Show the queue, or one request."),
     "requests": ("qlm_cli.operate.requests", "requests", "List, show or cancel requests."),
@@ -28,8 +28,8 @@ COMMANDS = {
     "profiles": ("qlm_cli.profiles.exchange", "profiles", "Show, export or import what the estimator knows."),
     "deploy": ("qlm_cli.deploy.command", "deploy", "Split a model over unlike devices."),
     "models": ("qlm_cli.models.command", "models", "Make or list small models for real engines."),
-    "tune": ("qlm_cli.load", "tune", "Choose policies for the traffic of a trace."),
-    "load": ("qlm_cli.load", "load", "Replay a workload and report its outcome."),
+    "tune": ("qlm_load.tune.command", "tune_command", "Choose policies for the traffic of a trace."),
+    "load": ("qlm_load.replay.command", "replay", "Replay a workload and report its outcome."),
 }
 """Name -> module, attribute, one line of help."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import click
 
 import qlm
+from qlm.async_client import RequestOptions
 from qlm_cli.console import plain_console
 from qlm_cli.options import address_option, credentials, tenant_option
 from qlm_core.vocabulary.errors import QlmError, RequestEnded
@@ -19,20 +20,6 @@ OUTLOOK_EVERY_S = 10.0
 """How often the state of a waiting request is printed, beside a streamed answer."""
 PROMPT_BYTES_MAX = 64 << 20
 """Most that is read from standard input; gateways have a lower limit of their own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One request as the command line gives it."""
-
-    model: str
-    prompt: str
-    slo: qlm.Slo | None
-    max_tokens: int
-    temperature: float | None
-    request_id: str | None
-    expire_after_s: float | None
-    expected_output_tokens: int
 
 
 @click.command()
@@ -85,40 +72,29 @@ def submit(
 
     Exit codes: 0 completed (accepted, with --no-wait), 1 refused or failed to be asked, 2 wrong use, 3 ended FAILED, CANCELLED or EXPIRED.
     """
-    ask = Ask(
-        model=model,
-        prompt=prompt if prompt is not None else _read_prompt(),
-        slo=_slo(slo_s, first_token_s, priority),
-        max_tokens=max_tokens,
-        temperature=temperature,
-        request_id=request_id,
-        expire_after_s=expire_after_s,
-        expected_output_tokens=expected_output_tokens,
-    )
+    prompt = prompt if prompt is not None else _read_prompt()
+    options: RequestOptions = {
+        "slo": _slo(slo_s, first_token_s, priority),
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "request_id": request_id,
+        "expire_after_s": expire_after_s,
+        "expected_output_tokens": expected_output_tokens,
+    }
     provider = configure_tracing("submit", tenant or "default")
     try:
         with qlm.Client(
             list(addresses), tenant=tenant, application=application, tracer_provider=provider, credentials=credentials()
         ) as client:
             if no_wait:
-                _accept(client, ask, as_json)
+                _accept(client.submit(model, prompt, **options), as_json)
             else:
-                _answer(client, ask, stream=stream and not as_json, as_json=as_json)
+                _answer(client, model, prompt, options, stream=stream and not as_json, as_json=as_json)
     finally:
         provider.shutdown()
 
 
-def _accept(client: qlm.Client, ask: Ask, as_json: bool) -> None:
-    accepted = client.submit(
-        ask.model,
-        ask.prompt,
-        slo=ask.slo,
-        max_tokens=ask.max_tokens,
-        temperature=ask.temperature,
-        request_id=ask.request_id,
-        expire_after_s=ask.expire_after_s,
-        expected_output_tokens=ask.expected_output_tokens,
-    )
+def _accept(accepted: qlm.Accepted, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(accepted)))
         return
@@ -127,7 +103,7 @@ def _accept(client: qlm.Client, ask: Ask, as_json: bool) -> None:
     plain_console(stderr=True, soft_wrap=True).print(text, highlight=False)
 
 
-def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> None:
+def _answer(client: qlm.Client, model: str, prompt: str, options: RequestOptions, *, stream: bool, as_json: bool) -> None:
     notes = plain_console(stderr=True, soft_wrap=True)
     text: list[str] = []
 
@@ -135,18 +111,7 @@ def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> Non
         within_line = "\n" if text else ""  # one that was evicted waits again
         notes.print(f"{within_line}{waiting.state}: {outlook(waiting)}", style="dim", highlight=False)
 
-    tokens = client.generate(
-        ask.model,
-        ask.prompt,
-        outlook_every_s=OUTLOOK_EVERY_S if stream else 0.0,
-        on_outlook=tell,
-        slo=ask.slo,
-        max_tokens=ask.max_tokens,
-        temperature=ask.temperature,
-        request_id=ask.request_id,
-        expire_after_s=ask.expire_after_s,
-        expected_output_tokens=ask.expected_output_tokens,
-    )
+    tokens = client.generate(model, prompt, outlook_every_s=OUTLOOK_EVERY_S if stream else 0.0, on_outlook=tell, **options)
     ended: QlmError | None = None
     try:
         if stream:

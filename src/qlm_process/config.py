@@ -17,45 +17,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from qlm_core.vocabulary.errors import ConfigError
-from qlm_process.settings import (
-    BoundsSettings,
-    GrpcSettings,
-    ModelSettings,
-    QueueSettings,
-    Section,
-    TelemetrySettings,
-)
 from qlm_process.yaml_text import parse_yaml
 
-__all__ = [
-    "BoundsSettings",
-    "GrpcSettings",
-    "ModelSettings",
-    "QueueSettings",
-    "Section",
-    "TelemetrySettings",
-    "load_config",
-    "parse_override",
-]
-
-KNOWN_SECTIONS = frozenset(
-    {
-        "queue",
-        "models",
-        "gateway",
-        "gateways",
-        "planner",
-        "planners",
-        "estimator",
-        "estimators",
-        "agent",
-        "agents",
-        "telemetry",
-        "security",
-        "up",
-        "load",
-    }
-)
+SERVICES = ("gateway", "planner", "estimator", "agent")
+KNOWN_SECTIONS = frozenset({"queue", "models", *SERVICES, *(f"{name}s" for name in SERVICES), "telemetry", "security", "up", "load"})
 """Top-level names of the file. A process ignores those of others and refuses every other name."""
 
 FILE_VARIABLE = "QLM_CONFIG"

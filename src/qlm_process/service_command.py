@@ -26,19 +26,20 @@ EPILOG = (
 def service_command(
     service: str, config_class: type[Config], *, text: str, example: str, serve: Callable[[Config, asyncio.Event], Awaitable[None]]
 ) -> click.Command:
-    """A command that reads the settings of one process and runs it until it is stopped; its value is the exit code. `text`: what the
-    process does, and how it stops. `example`: a setting of it. `serve`: runs until the event is set."""
+    """A command that reads the settings of one process, runs it until it is stopped and exits with its code. `text`: what the process does,
+    and how it stops. `example`: a setting of it. `serve`: runs until the event is set."""
 
-    def run(path: str | None, name: str | None, settings: Sequence[str]) -> int:
+    @click.pass_context
+    def run(context: click.Context, path: str | None, name: str | None, settings: Sequence[str]) -> None:
         try:
             overrides = dict(parse_override(setting) for setting in settings)
             config = load_config(config_class, path, f"{service}s" if name else None, name, overrides)
         except ConfigError as error:
             click.echo(f"{service}: {error.message}", err=True)
-            return EXIT_CONFIG
+            context.exit(EXIT_CONFIG)
         sections: Any = config  # every service has `telemetry`, and a section of its own name
         configure_logging(sections.telemetry, service, getattr(sections, service).name)
-        return run_service(lambda stop: serve(config, stop))
+        context.exit(run_service(lambda stop: serve(config, stop)))
 
     return click.Command(
         service,

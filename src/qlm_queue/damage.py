@@ -30,7 +30,6 @@ class Damage:
 
 
 def log_damage(found: Sequence[Damage]) -> None:
-    """Says what a repair mended."""
     for each in found[:LOGGED_MAX]:
         structlog.get_logger().error("record_damaged", record=each.record, problem=each.problem, remedy=each.remedy)
     if found:

@@ -11,7 +11,7 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
                                     (empty where there is none); `w` gateway, `g` group, `x` expiry (ms), `b` counted bytes of record and
                                     body
     :result:<tenant>:<request_id>   string, TTL: "<16 bytes digest><state><attempts> <produced bytes> <queue id> <bytes of incarnation>
-                                    <incarnation>\\n" + Result
+                                    <incarnation>\\n" + Result; "erased" where it was
     :progress:<queue id>            string: output so far
     :logprobs:<queue id>            string, of a request that asked for them: a `Result.logprobs` field for each of its tokens
     :group:<gid>                    sorted set: waiting queue ids by acceptance number
@@ -41,7 +41,7 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :plan_version                   string: version of the last plan applied
     :profiles                       hash: version, body: the profile snapshot
     :waits                          string: PlannedWaits, the waits that the planner predicts
-    :version                        string: the version of the data (data_version.py)
+    :version                        string: the version of the data (redis/calls.py)
     :damaged:<rest of a key>        any type, TTL: a key that a repair set aside (lua/repair.lua)
     :damage_count                   counter: findings that repairs have mended
 """

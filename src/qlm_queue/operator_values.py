@@ -28,7 +28,6 @@ class LivePage:
 
 
 def too_many_pauses() -> QueueFull:
-    """Makes the error of `pause` for too many pauses."""
     return QueueFull(
         f"{PAUSES_MAX} models and tenants are paused, which is the bound: resume one first",
         details={"bound": "pauses", "limit": f"{PAUSES_MAX}"},

@@ -36,8 +36,8 @@ from typing import Protocol
 
 from qlm_core.vocabulary.pauses import PauseKind
 from qlm_core.vocabulary.request import RequestKey, RequestState
+from qlm_queue.bounds import HeldBytes
 from qlm_queue.damage import Damage
-from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.operator_values import LivePage
 from qlm_queue.overview import Overview, WaitsRecord
 from qlm_queue.values import (
@@ -139,6 +139,10 @@ class Queue(Protocol):
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
         """Ends a live request as CANCELLED with this Result, or returns the terminal state it has. Raises NotFound."""
+
+    async def erase(self, key: RequestKey, result: bytes) -> RequestState:
+        """`cancel`, and forgets the end: the Result goes, its bytes are no longer counted, and the id is free. Frames and events stay until
+        they are trimmed. Raises NotFound, also for a repeat."""
 
     async def expire(self, result: bytes) -> int:
         """Ends up to BATCH_MAX requests whose expiry has passed as EXPIRED with this Result; returns how many. Anyone may call it."""

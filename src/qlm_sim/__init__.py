@@ -6,15 +6,13 @@ Nothing waits for real time and only the seed is random: a run is a function of 
 - `seed_run.run_seed` runs a small cluster through a storm of faults and checks the design's invariants after every command.
 """
 
-from qlm_sim.comparison import GroupSample, QueueSample, RequestOutcome, SimulationResult, simulate
+from qlm_sim.comparison import RequestOutcome, SimulationResult, simulate
 from qlm_sim.description import ClusterDescription, InstanceDescription
 from qlm_sim.requests import SimRequest
 
 __all__ = [
     "ClusterDescription",
-    "GroupSample",
     "InstanceDescription",
-    "QueueSample",
     "RequestOutcome",
     "SimRequest",
     "SimulationResult",

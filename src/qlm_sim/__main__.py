@@ -56,7 +56,6 @@ def main(seed: int | None, transcript: bool, count: int, start: int, processes: 
 
 
 def summary(report: SeedReport) -> str:
-    """One line."""
     kinds = ", ".join(report.weather.kinds) or "none"
     ends = ", ".join(f"{number} {state.lower()}" for state, number in sorted(report.states.items()))
     return (

@@ -89,7 +89,6 @@ class Cluster:
         return second
 
     def start(self) -> None:
-        """All processes, in a fixed order."""
         for member in self.members:
             member.start()
 
@@ -106,9 +105,6 @@ class Cluster:
             self._events_before = self.schedule.happened
         assert self.schedule.happened - self._events_before < EVENTS_AT_ONE_TIME_MAX, "time stands still"
         return going
-
-    def _now_s(self) -> float:
-        return self.schedule.now_s
 
     def _send_to_planner(self, sender: Process, address: str, event: PlannerEvent) -> None:
         planner = self._by_address.get(address)

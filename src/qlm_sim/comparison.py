@@ -75,7 +75,6 @@ class RequestOutcome:
 
     @property
     def in_time(self) -> bool:
-        """Its SLO was met."""
         if self.state is not RequestState.COMPLETED:
             return False
         reached_s = self.first_token_s if self.slo.kind == "first_token" else self.finished_s
@@ -83,31 +82,11 @@ class RequestOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSample:
-    group_id: str
-    model: str
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSample:
-    """A virtual queue at one time, first served first. `running`: requests on its engine, of `active_model`; `swapping_to`: "" for none."""
-
-    at_s: float
-    instance: str
-    active_model: str
-    swapping_to: str
-    running: int
-    groups: tuple[GroupSample, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """`outcomes`: in the order of the workload. `history`: all queues at each sample. `swaps`: model swaps, by instance. `displaced`:
-    evictions and KV swaps. `ended_s`: end of the last request."""
+    """`outcomes`: in the order of the workload. `swaps`: model swaps, by instance. `displaced`: evictions and KV swaps. `ended_s`: end of
+    the last request."""
 
     outcomes: tuple[RequestOutcome, ...]
-    history: tuple[QueueSample, ...]
     swaps: dict[str, int]
     displaced: int
     ended_s: float
@@ -120,7 +99,6 @@ def simulate(
     planner_policy: Policy | str = "slo",
     *,
     seed: int = 1,
-    sample_every_s: float = 5.0,
     limit_s: float = 86_400.0,
     poll_every_s: float = COARSE_S,
     kills: Sequence[PlannedKill] = (),
@@ -132,7 +110,7 @@ def simulate(
     an unknown process."""
     policy = planner_policy if isinstance(planner_policy, Policy) else replace(Policy(), order=Order(planner_policy))
     with quiet_logs(), _old_objects_apart():
-        run = _Comparison(cluster, workload, policy, seed, sample_every_s, poll_every_s)
+        run = _Comparison(cluster, workload, policy, seed, poll_every_s)
         for kill in kills:
             run.plan(kill)
         for at_s, probe in probes:
@@ -152,12 +130,10 @@ class _Comparison:
         workload: Sequence[SimRequest],
         policy: Policy,
         seed: int,
-        sample_every_s: float,
         poll_every_s: float,
     ) -> None:
         coarse = tuple(_coarse(each, poll_every_s) for each in description.instances)
         self._workload = workload
-        self._sample_every_s = sample_every_s
         bounds = replace(description.bounds, result_ttl_s=RESULT_KEPT_S)
         self._cluster = Cluster(replace(description, instances=coarse, profiles_every_s=PROFILES_EVERY_S, bounds=bounds), seed, policy)
         self._cluster.server.watchers.append(self)
@@ -165,7 +141,6 @@ class _Comparison:
         self._states: dict[RequestKey, RequestState] = {}
         self._refused: set[RequestKey] = set()
         self._predicted_wait_s: dict[RequestKey, float] = {}
-        self._history: list[QueueSample] = []
 
     def plan(self, kill: PlannedKill) -> None:
         cluster = self._cluster
@@ -191,12 +166,10 @@ class _Comparison:
         for number, request in enumerate(self._workload):
             gateway = cluster.gateways[number % len(cluster.gateways)]
             cluster.schedule.at(START_S + request.arrival_s, partial(self._send, request, gateway))
-        self._sample()
         while len(self._ended) + len(self._refused) < len(self._workload) and cluster.step(limit_s):
             pass
         return SimulationResult(
             outcomes=tuple(map(self._outcome, self._workload)),
-            history=tuple(self._history),
             swaps={agent.process.name: agent.swaps for agent in cluster.agents},
             displaced=round(sum(cluster.site.agent_metrics.registry.get_sample_value(*counter) or 0.0 for counter in DISPLACED)),
             ended_s=cluster.elapsed_s,
@@ -224,7 +197,6 @@ class _Comparison:
         """Ignored."""
 
     def after(self, process: str, command: Command, value: object, error: QlmError | None) -> None:
-        """Keeps the ends of requests."""
         if command.name in READ_ONLY:
             return
         for key, stored in reversed(self._cluster.server.queue.state.terminals.items()):
@@ -252,28 +224,6 @@ class _Comparison:
             refused=request.key in self._refused,
             predicted_wait_s=self._predicted_wait_s.get(request.key),
         )
-
-    def _sample(self) -> None:
-        state = self._cluster.server.queue.state
-        at_s = self._cluster.elapsed_s
-        for agent in self._cluster.agents:
-            name = agent.process.name
-            group_ids = state.queues[name].group_ids if name in state.queues else []
-            groups = [state.groups[group_id] for group_id in group_ids]
-            self._history.append(
-                QueueSample(
-                    at_s=at_s,
-                    instance=name,
-                    active_model=agent.machine.model_swap.active,
-                    swapping_to=agent.machine.model_swap.swapping_to,
-                    running=agent.machine.runs.running,
-                    groups=tuple(
-                        GroupSample(group_id=group.group_id, model=group.meta.get("model", ""), waiting=len(group.members))
-                        for group in groups
-                    ),
-                )
-            )
-        self._cluster.schedule.after(self._sample_every_s, self._sample)
 
 
 def _coarse(instance: InstanceDescription, poll_every_s: float) -> InstanceDescription:

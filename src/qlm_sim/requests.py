@@ -53,7 +53,6 @@ def answer(request: SimRequest, spec: ModelSpec) -> array[int]:
 
 
 def message(request: SimRequest, spec: ModelSpec) -> request_pb2.Request:
-    """As its client sends it."""
     slo = request_pb2.Slo(kind=SLO_KIND_NUMBERS[request.slo.kind])
     if request.slo.kind is SloKind.PRIORITY:
         slo.priority = request.slo.priority

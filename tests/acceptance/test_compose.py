@@ -109,6 +109,13 @@ def test_each_service_accepts_its_settings(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", [mounted_config(BUILT["gateway"]), GPU_CONFIG], ids=lambda path: path.name)
+def test_both_apis_of_the_gateway_are_served_to_this_host_alone(path: Path) -> None:
+    (gateway,) = yaml.safe_load(path.read_text())["gateways"]
+    ports = [address.rpartition(":")[2] for address in (gateway["listen"], gateway["http"]["listen"])]
+    assert BUILT["gateway"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
+
+
+@pytest.mark.parametrize("path", [mounted_config(BUILT["gateway"]), GPU_CONFIG], ids=lambda path: path.name)
 def test_every_entry_of_a_config_has_a_container(path: Path) -> None:
     document = yaml.safe_load(path.read_text())
     run = {

@@ -18,7 +18,7 @@ from qlm.api.v1.request_pb2 import RequestState as WireState
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
 from qlm_core.vocabulary.request import RequestState
 from qlm_queue.bounds import RECORD_BYTES
-from qlm_queue.dump import QueueDump, RequestDump
+from queue_dump import QueueDump, RequestDump
 
 from .scenario import logprobs, tokens
 

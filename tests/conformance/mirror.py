@@ -15,10 +15,10 @@ from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.vocabulary.errors import QlmError
 from qlm_core.vocabulary.pauses import Pause
 from qlm_core.vocabulary.request import RequestKey
-from qlm_queue.dump import QueueDump, canonical, differences, event_values, frame_values, result_values
 from qlm_queue.operator_values import LivePage
 from qlm_queue.overview import Overview
 from qlm_queue.values import AcceptReceipt, ControlEntry, Emission, GroupRecord, HeadGroup, LiveRequest, StreamEntry, TerminalRecord
+from queue_dump import QueueDump, canonical, differences, event_values, frame_values, result_values
 
 from .subjects import MemorySubject, Subject
 

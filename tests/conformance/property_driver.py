@@ -15,7 +15,6 @@ import pytest
 from qlm_core.vocabulary.errors import LeaseLost, QlmError
 from qlm_core.vocabulary.instance import UNASSIGNED, instance_of
 from qlm_core.vocabulary.request import RequestKey, RequestState
-from qlm_queue.dump import QueueDump, RequestDump
 from qlm_queue.values import (
     PLANNER_ROLE,
     AppliedChunk,
@@ -27,6 +26,7 @@ from qlm_queue.values import (
     StepStatus,
     WaitingRequest,
 )
+from queue_dump import QueueDump, RequestDump
 
 from .invariants import check_frames, check_histories, check_invariants, check_output
 from .mirror import Mirror

@@ -9,13 +9,15 @@ from typing import Protocol
 import redis.asyncio as redis
 
 from qlm_core.vocabulary.request import RequestKey
-from qlm_queue.dump import QueueDump
 from qlm_queue.keys import Keys
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.port import Queue
 from qlm_queue.redis.answers import fixed_fields, kept_parts
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Bounds
+from queue_dump import QueueDump
+from queue_dump_memory import dump_memory
+from queue_dump_redis import dump_redis
 
 LONG_AGO_MS = 1
 FEW_MS = 3
@@ -65,7 +67,7 @@ class MemorySubject:
         self.queue: Queue = self.memory
 
     async def dump(self) -> QueueDump:
-        return self.memory.dump()
+        return dump_memory(self.memory)
 
     async def expire_lease(self, role: str) -> None:
         self.memory.state.leases.pop(role, None)
@@ -120,7 +122,7 @@ class RedisSubject:
 
     async def dump(self) -> QueueDump:
         assert isinstance(self.queue, RedisQueue)
-        return await self.queue.dump()
+        return await dump_redis(self.queue)
 
     async def expire_lease(self, role: str) -> None:
         await self.client.delete(self._keys("lease", role))

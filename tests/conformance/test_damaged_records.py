@@ -17,6 +17,8 @@ from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Bounds
+from queue_dump_memory import dump_memory
+from queue_dump_redis import dump_redis
 from small_cluster import SmallCluster
 
 from .conftest import Servers
@@ -78,7 +80,7 @@ async def test_a_damaged_memory_queue_serves_all_others(first: int, record_prope
                 end = await cluster.end_of(key)
                 assert end is RequestState.COMPLETED or (key.request_id in touched and end is RequestState.FAILED), (key, end)
             assert not await queue.repair(False)
-            check_bytes(queue.dump())
+            check_bytes(dump_memory(queue))
         except Exception as error:
             raise AssertionError(f"seed {seed}: {touched}") from error
 
@@ -106,9 +108,9 @@ async def test_a_repair_counts_bytes_again(lost: str, servers: Servers) -> None:
         assert await queue.repair(False)
         assert await queue.repair(True)
         assert not await queue.repair(False)
-        check_bytes(await queue.dump())
+        check_bytes(await dump_redis(queue))
         await queue.cancel(key_of("r1"), CANCELLED)
-        check_bytes(await queue.dump())
+        check_bytes(await dump_redis(queue))
     finally:
         await queue.stop()
         await client.unlink(*[key async for key in client.scan_iter(match="\\{repaired-bytes}:*")])
@@ -142,7 +144,7 @@ async def test_a_damaged_queue_on_a_server_serves_all_others(
                 end = await cluster.end_of(key)
                 assert end is RequestState.COMPLETED or (key in touched and end in ENDS_OF_DAMAGED), (key, end)
             assert not await queue.repair(False)
-            check_bytes(await queue.dump())
+            check_bytes(await dump_redis(queue))
         except Exception as error:
             raise AssertionError(f"seed {seed}: {done}") from error
         finally:

@@ -20,6 +20,7 @@ from qlm_core.vocabulary.request import TERMINAL_STATES, RequestState
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, Durability, Lease, PullBudget, RequestPlacement, StepStatus, TerminalRecord
+from queue_dump_redis import dump_redis
 
 from .conftest import binary_of
 from .invariants import check_invariants
@@ -117,7 +118,7 @@ async def test_acknowledged_calls_survive_the_kill_of_the_server(
             await queue.accept(acceptance(key_of("nobody hears")))
 
         await embedded.start()
-        check_invariants(await queue.dump())
+        check_invariants(await dump_redis(queue))
         await load.check()
         assert len(load.acknowledged) >= ACKNOWLEDGED_BEFORE_THE_KILL // len(STAGES)
         if durability is Durability.DISK:

@@ -18,7 +18,7 @@ from qlm.errors import InternalError, QlmError
 from qlm.internal.v1 import events_pb2
 from qlm.wire_errors import from_rpc_error, status_code
 from qlm_core.vocabulary.errors import Unavailable
-from qlm_queue.dump import QueueDump
+from queue_dump import QueueDump
 
 from .hostile_values import Hostile, hostile_requests
 

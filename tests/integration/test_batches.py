@@ -210,6 +210,21 @@ async def test_a_cancelled_batch_keeps_what_was_answered(rig: Rig, place: str) -
         assert (await rig.queue.overview()).live == 0, "those that waited are cancelled"
 
 
+async def test_a_line_whose_request_is_deleted_ends_as_cancelled(rig: Rig, place: str) -> None:
+    async with opened(rig, place) as client:
+        created = await batch_of(client, lines_of(2))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(live := (await rig.queue.live_requests("", 10)).requests) < 2 or not all(each.gateway for each in live):
+                await asyncio.sleep(0.02)
+        await client.delete(f"/requests/{live[0].key.request_id}", cast_to=object)
+        rig.serve()
+        batch = await ended(client, created.id)
+        assert batch.request_counts is not None
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 1, 1)
+        assert [each["error"]["code"] for each in await answers_of(client, batch.error_file_id)] == ["cancelled"]
+    assert (await rig.queue.overview()).accepted_count == 2, "it does not run again"
+
+
 async def test_lines_that_are_not_answered_in_time_expire(rig: Rig, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(records.WINDOWS_S, "15m", 2.0)
     async with opened(rig, place, batches={"in_flight_max": 2}) as client:

@@ -12,10 +12,10 @@ import redis.asyncio as redis
 
 from qlm_cli.options import default_config_path
 from qlm_core.vocabulary.errors import ConfigError, Unavailable
-from qlm_queue.data_version import DATA_VERSION
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
 from qlm_queue.redis.address import ServerAddress
+from qlm_queue.redis.calls import DATA_VERSION
 from qlm_queue.redis.link import RedisLink
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.redis.scripts import Library, library_source

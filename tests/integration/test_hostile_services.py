@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -18,9 +19,10 @@ from qlm.api.v1 import agent_pb2, estimator_pb2, instance_pb2, planner_pb2
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_process.wire import profile as profile_wire
-from qlm_queue.dump import QueueDump
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.redis.queue import RedisQueue
+from queue_dump import QueueDump
+from queue_dump_redis import dump_redis
 
 from . import estimator_rig
 from .hostile_calls import call, call_with_all
@@ -70,7 +72,7 @@ async def planner(server: EmbeddedServer, folder: Path) -> AsyncIterator[Served]
             "Replan": planner_pb2.ReplanRequest(why="a test"),
         }
         try:
-            yield Served(shell.address, queue.dump, good)
+            yield Served(shell.address, partial(dump_redis, queue), good)
         finally:
             await queue.stop()
 
@@ -88,7 +90,7 @@ async def estimator(server: EmbeddedServer, folder: Path) -> AsyncIterator[Serve
         "ImportProfiles": estimator_pb2.ImportProfilesRequest(profiles=profile_wire.to_proto(BROUGHT)),
     }
     try:
-        yield Served(estimator.address, rig.queue.dump, good)
+        yield Served(estimator.address, partial(dump_redis, rig.queue), good)
     finally:
         await estimator.stop()
         await rig.queue.stop()
@@ -111,7 +113,7 @@ async def agent(server: EmbeddedServer, folder: Path) -> AsyncIterator[Served]:
         "UnloadModel": agent_pb2.UnloadModelRequest(model="n"),
     }
     try:
-        yield Served(running.address, queue.dump, good)
+        yield Served(running.address, partial(dump_redis, queue), good)
     finally:
         await queue.stop()
         await rig.stop()

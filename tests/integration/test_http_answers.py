@@ -22,6 +22,7 @@ from .http_rig import (
     CHAT,
     USAGE,
     chat_text,
+    events_of,
     opened,
     state_of,
     text_of,
@@ -134,10 +135,15 @@ async def test_enqueue_poll_and_delete(rig: Rig) -> None:
         assert (placed["state"], placed["result"], placed["position"]) == ("placed", None, 1)
         assert placed["estimated_wait_seconds"].keys() == {"p50", "p90"}
         async with session.post("/v1/chat/completions", json=CHAT, headers={"x-qlm-mode": "enqueue"}) as answer:
-            assert float(answer.headers["x-qlm-estimated-wait-seconds"]) == (await answer.json())["estimated_wait_seconds"]["p50"]
+            told = await answer.json()
+            assert float(answer.headers["x-qlm-estimated-wait-seconds"]) == told["estimated_wait_seconds"]["p50"]
+            assert int(answer.headers["x-qlm-position"]) == told["position"] >= 1
         async with session.delete("/v1/requests/second") as answer:
-            assert (answer.status, (await answer.json())["state"]) == (200, "cancelled")
-        assert await state_of(rig, "second") is RequestState.CANCELLED
+            assert (answer.status, await answer.json()) == (
+                200,
+                {"id": "second", "object": "qlm.request", "state": "cancelled", "deleted": True},
+            )
+        assert await state_of(rig, "second") is None
         rig.serve()
         await until_state(rig, "a/b c", RequestState.COMPLETED)
         async with session.get(URL(location, encoded=True)) as answer:
@@ -145,10 +151,62 @@ async def test_enqueue_poll_and_delete(rig: Rig) -> None:
         assert ended["state"] == "completed"
         result = ChatCompletion.model_validate(ended["result"])
         assert (result.id, result.choices[0].message.content) == ("a/b c", chat_text(6))
-        async with session.get("/v1/requests/second") as answer:
-            assert (await answer.json())["error"]["code"] == "cancelled"
-        async with session.delete("/v1/requests/unknown") as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_request")
+        async with session.delete(URL(location, encoded=True)) as answer:
+            assert (answer.status, (await answer.json())["state"]) == (200, "completed")
+        # What is erased is as what never was.
+        told = set()
+        for method, name in (("GET", "second"), ("DELETE", "second"), ("GET", "a%2Fb%20c"), ("DELETE", "a%2Fb%20c"), ("DELETE", "unknown")):
+            async with session.request(method, URL(f"/v1/requests/{name}", encoded=True)) as answer:
+                told.add((answer.status, await answer.text()))
+        ((status, text),) = told
+        assert (status, json.loads(text)["error"]["code"]) == (404, "unknown_request")
+
+
+async def test_a_stream_whose_request_is_deleted_ends_with_an_error(rig: Rig) -> None:
+    async with opened(rig) as (_, session):
+        key = {"Idempotency-Key": "gone"}
+        async with session.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers=key) as answer:
+            await rig.agent.start_all()
+            await rig.agent.step(2)
+            await events_of(answer, 2)
+            async with session.delete("/v1/requests/gone") as deleted:
+                assert (await deleted.json())["state"] == "cancelled"
+            assert json.loads((await events_of(answer))[-1][1])["error"]["code"] == "cancelled"
+        # The id is free, also for another body.
+        rig.serve()
+        async with session.post("/v1/chat/completions", json={**CHAT, "max_tokens": 3}, headers=key) as answer:
+            assert (await answer.json())["choices"][0]["message"]["content"] == chat_text(3)
+
+
+async def test_the_official_client_is_answered_before_it_gives_up(rig: Rig) -> None:
+    """A request that takes longer goes on: its id is in the answer, and the client does not send another one."""
+    async with opened(rig) as (client, session):
+        with pytest.raises(openai.InternalServerError) as told:
+            await client.with_options(timeout=3.0, max_retries=2).chat.completions.create(**CHAT)
+        request_id = told.value.response.headers["x-request-id"]
+        assert (told.value.status_code, told.value.code) == (504, "still_waiting")
+        assert f"GET /v1/requests/{request_id}" in told.value.message
+        assert [each.key.request_id for each in (await rig.queue.live_requests("", 10)).requests] == [request_id]
+        rig.serve()
+        await until_state(rig, request_id, RequestState.COMPLETED)
+        async with session.get(f"/v1/requests/{request_id}") as answer:
+            assert (await answer.json())["result"]["choices"][0]["message"]["content"] == chat_text(6)
+
+
+async def test_a_client_that_would_give_up_counts_as_one_that_left(rig: Rig) -> None:
+    async with opened(rig, cancel_on_disconnect=True) as (client, _):
+        headers = {"x-stainless-read-timeout": "0.3", "Idempotency-Key": "left"}
+        with pytest.raises(openai.InternalServerError, match="it is cancelled"):
+            await client.chat.completions.create(**CHAT, n=2, extra_headers=headers)
+        assert [await state_of(rig, name) for name in ("left", "left.1")] == [RequestState.CANCELLED] * 2
+
+
+async def test_a_ttl_of_llm_d_expires_the_request(rig: Rig) -> None:
+    async with opened(rig) as (client, _):
+        headers = {"x-llm-d-inference-ttl": "300ms", "Idempotency-Key": "short"}
+        with pytest.raises(openai.InternalServerError) as told:
+            await client.chat.completions.create(**CHAT, extra_headers=headers)
+        assert (told.value.status_code, told.value.code) == (504, "expired")
 
 
 async def test_a_resent_key_is_the_same_request_and_another_body_is_refused(rig: Rig) -> None:
@@ -176,12 +234,17 @@ async def test_a_resent_key_is_the_same_request_and_another_body_is_refused(rig:
         ({}, {"x-qlm-priority": "-3"}, "p-3", "default"),
         ({}, {"x-llm-d-slo-ttft-ms": "1500"}, "2s", "default"),
         ({"max_tokens": 5, "priority": 1}, {"x-llm-d-slo-ttft-ms": "1500", "x-llm-d-slo-tpot-ms": "500"}, "4s", "default"),
+        ({"priority": 7}, {"x-llm-d-inference-objective": "premium"}, "p-10", "default"),
+        ({"priority": 7}, {"x-llm-d-inference-objective": "premium", "x-llm-d-slo-ttft-ms": "1500"}, "2s", "default"),
+        ({}, {"x-llm-d-inference-objective": "batch", "x-llm-d-inference-fairness-id": "acme"}, "p1", "default"),
+        ({"service_tier": "flex"}, {"x-llm-d-inference-objective": "standard"}, "1024s", "flex"),
+        ({}, {"x-llm-d-inference-objective": "unknown"}, "64s", "default"),
         ({"priority": 7, "service_tier": "flex"}, {}, "p7", "default"),
         ({"priority": 7}, {"x-qlm-slo-seconds": "9"}, "16s", "default"),
     ],
 )
 async def test_objectives(rig: Rig, body: dict[str, object], headers: dict[str, str], slo_class: str, tier: str) -> None:
-    async with opened(rig) as (client, _):
+    async with opened(rig, objectives={"premium": 10, "standard": 0, "batch": -1}) as (client, _):
         answering = asyncio.create_task(
             client.chat.completions.create(**CHAT, extra_body=body, extra_headers={**headers, "Idempotency-Key": "o"})
         )

@@ -65,7 +65,7 @@ async def test_a_stream_has_the_typed_events_in_order(rig: Rig) -> None:
 
 
 async def test_a_background_response_is_enqueued_and_read_by_its_id(rig: Rig) -> None:
-    async with opened(rig) as (client, session):
+    async with opened(rig) as (client, _):
         made = checked(await client.responses.create(**ASK, background=True, extra_headers={"Idempotency-Key": "bg"}))
         assert (made.id, made.status, made.output) == ("bg", "queued", [])
         live = await rig.queue.find(RequestKey("default", "bg"))
@@ -73,8 +73,11 @@ async def test_a_background_response_is_enqueued_and_read_by_its_id(rig: Rig) ->
         assert live.gateway == "", "nobody follows its tokens"
         assert checked(await client.responses.retrieve("bg")).status == "queued"
         await client.responses.create(**ASK, background=True, extra_headers={"Idempotency-Key": "unwanted"})
-        await session.delete("/v1/requests/unwanted")
-        assert checked(await client.responses.retrieve("unwanted")).status == "cancelled"
+        assert checked(await client.responses.cancel("unwanted")).status == "cancelled"
+        await client.responses.delete("unwanted")
+        for gone in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                await gone("unwanted")
         await rig.agent.start_all()
         assert checked(await client.responses.retrieve("bg")).status == "in_progress"
         rig.serve()

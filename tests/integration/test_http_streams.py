@@ -38,6 +38,37 @@ async def test_a_queued_stream_is_kept_alive_with_comments(rig: Rig) -> None:
         assert events[-1] == ("", "[DONE]")
 
 
+async def test_a_client_that_gives_up_soon_hears_a_comment_sooner(rig: Rig) -> None:
+    body, headers = {**CHAT, "stream": True}, {"x-stainless-read-timeout": "2"}
+    async with (
+        opened(rig, keep_alive_s=PATIENCE_S) as (_, session),
+        session.post("/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert await comment_of(answer) == ": keep-alive\n"
+
+
+async def test_comments_hold_the_position_where_a_header_asks_for_it(rig: Rig) -> None:
+    body, headers = {**CHAT, "stream": True}, {"x-qlm-keep-alive": "position"}
+    async with opened(rig, keep_alive_s=1.0) as (client, session), session.post("/v1/chat/completions", json=body) as first:
+        await comment_of(first)
+        async with session.post("/v1/chat/completions", json=body, headers=headers) as answer:
+            await rig.agent.place()
+            rig.publish()
+            async with asyncio.timeout(PATIENCE_S):
+                while not (line := await comment_of(answer)).startswith(": {"):
+                    pass
+                waits = json.loads(line[2:])
+                while waits["state"] != "placed" or waits["estimated_wait_seconds"] is None:
+                    line = await comment_of(answer)
+                    waits = json.loads(line[2:]) if line.startswith(": {") else waits
+            assert (waits["index"], waits["position"]) == (0, 1)
+            assert waits["estimated_wait_seconds"].keys() == {"p50", "p90"}
+        stream = await client.chat.completions.create(**CHAT, stream=True, extra_headers=headers)
+        rig.serve()
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == chat_text(6)
+
+
 async def test_comments_between_events_do_not_disturb_the_official_client(rig: Rig) -> None:
     async with opened(rig) as (client, session):
         key = {"Idempotency-Key": "paced"}

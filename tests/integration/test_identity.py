@@ -73,7 +73,7 @@ async def door(rig: Rig, tmp_path: Path) -> Door:
     acme, other = add_key(file, "acme", priority_min=-1000), add_key(file, "other")
     poor = add_key(file, "poor", models=("another",), slo_s_min=120.0, priority_min=5)
     operator, service = add_key(file, "operator", Role.OPERATOR), add_key(file, "services", Role.SERVICE)
-    gateway = await rig.gateway(security={"key_file": str(file)}, http=HTTP)
+    gateway = await rig.gateway(security={"key_file": str(file)}, http={**HTTP, "objectives": {"premium": 10}})
     return Door(rig=rig, file=file, gateway=gateway, acme=acme, other=other, poor=poor, operator=operator, service=service)
 
 
@@ -158,8 +158,8 @@ async def test_the_tenant_is_the_keys_and_no_other_is_seen(door: Door) -> None:
             for method in ("GET", "DELETE"):
                 async with session.request(method, f"/v1/requests/{accepted.request_id}") as answer:
                     assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_request")
-            # The same id is another request.
-            headers = {"Idempotency-Key": accepted.request_id, "x-qlm-mode": "enqueue"}
+            # The same id is another request, and the tenant is no header's.
+            headers = {"Idempotency-Key": accepted.request_id, "x-qlm-mode": "enqueue", "x-llm-d-inference-fairness-id": "acme"}
             async with session.post("/v1/chat/completions", json=CHAT, headers=headers) as answer:
                 assert answer.status == 202
         state = (await acme.status(accepted.request_id)).request
@@ -198,7 +198,12 @@ async def test_a_key_holds_its_requests_to_its_limits(door: Door) -> None:
         with pytest.raises(PermissionDenied, match=r"slo\.priority"):
             await without.submit(MODEL, [1], slo=qlm.Slo.priority_of(1000))
     async with door.http(key) as session:
-        for headers, param in (({"x-qlm-slo-seconds": "5"}, "x-qlm-slo-seconds"), ({"x-qlm-priority": "1"}, "x-qlm-priority")):
+        for headers, param in (
+            ({"x-qlm-slo-seconds": "5"}, "x-qlm-slo-seconds"),
+            ({"x-llm-d-slo-ttft-ms": "5000"}, "x-llm-d-slo-ttft-ms"),
+            ({"x-qlm-priority": "1"}, "x-qlm-priority"),
+            ({"x-llm-d-inference-objective": "premium"}, "x-llm-d-inference-objective"),
+        ):
             async with session.post("/v1/chat/completions", json=CHAT, headers=headers) as answer:
                 assert (answer.status, (await answer.json())["error"]["param"]) == (403, param)
 
@@ -362,3 +367,22 @@ async def test_a_key_that_has_used_up_its_rate_is_refused_at_both_faces_with_a_h
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limited")
     async with door.sdk(door.other) as client:
         await client.submit(MODEL, "a prompt", slo_s=60.0)
+
+
+async def test_a_key_has_so_many_streams_at_once(door: Door) -> None:
+    few = add_key(door.file, "few", streams_max=1)
+    async with door.sdk(few) as client, door.http(few) as http:
+        await known(client)
+        stream = client.generate(MODEL, [1, 2], max_tokens=3)
+        await stream.wait_accepted()
+        async with http.post("/v1/chat/completions", json=CHAT) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (429, "rate_limited")
+            assert answer.headers["retry-after-ms"] == "500"
+        submitted = await client.submit(MODEL, [1])  # nobody waits for it
+        assert await client.result(submitted.request_id, 0) is None
+        with pytest.raises(QueueFull):
+            await client.result(submitted.request_id, 1)
+        door.rig.serve()
+        assert sum([chunk.count async for chunk in stream]) == 3
+        async with http.post("/v1/chat/completions", json=CHAT) as answer:
+            assert answer.status == 200

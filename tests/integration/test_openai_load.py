@@ -11,7 +11,7 @@ import pytest
 from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.load_watch import Load, LoadWatch
-from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.openai.server import OpenAiServer
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import EngineRequest, TextPrompt, Tier
 from qlm_core.vocabulary.model import ModelSpec
@@ -84,8 +84,7 @@ def changes() -> list[None]:
 @pytest.fixture
 async def watch_of(server: RunningTextServer, changes: list[None]) -> AsyncIterator[Callable[[Load], LoadWatch]]:
     """Makes watches over the server beside runs of one's own."""
-    timeouts = Timeouts(connect_s=20.0, call_s=20.0, first_token_s=20.0, stall_s=20.0, swap_s=20.0)
-    remote = OpenAiServer(server.url, KEY, timeouts, 10)
+    remote = OpenAiServer(server.url, KEY, OpenAiSettings(call_timeout_s=20.0))
     await remote.open()
     yield lambda own: LoadWatch(remote, poll_s=600.0, own=lambda: own, changed=lambda: changes.append(None))
     await remote.close()

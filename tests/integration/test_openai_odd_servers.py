@@ -16,7 +16,7 @@ from qlm_agent.engines.openai import run as run_module
 from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.errors import ServerFull
-from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.openai.server import OpenAiServer
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import (
     EngineOutput,
@@ -297,14 +297,13 @@ async def test_names_that_are_none_fail_the_load(server: OddServer, start: Start
 
 
 async def test_a_server_that_takes_no_connection_may_take_one_soon() -> None:
-    timeouts = Timeouts(connect_s=0.2, call_s=20.0, first_token_s=20.0, stall_s=20.0, swap_s=20.0)
     with ExitStack() as sockets:
         full = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         clients = [sockets.enter_context(socket.socket()) for _ in range(4)]
         for client in clients:
             client.setblocking(False)
             client.connect_ex(full.getsockname())
-        server = OpenAiServer(f"http://127.0.0.1:{full.getsockname()[1]}", "", timeouts, 4)
+        server = OpenAiServer(f"http://127.0.0.1:{full.getsockname()[1]}", "", OpenAiSettings(connect_timeout_s=0.2))
         await server.open()
         for call in (server.models(), anext(server.stream("/v1/completions", {}))):
             with pytest.raises(ServerFull, match=r"no connection within 0\.2 s") as told:

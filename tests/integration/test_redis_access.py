@@ -61,6 +61,7 @@ async def test_the_documented_user_has_all_rights_that_a_queue_needs_over_tls(
     await cluster.submit(12)
     assert await cluster.finish(), "with repairs"
     assert {await cluster.end_of(key) for key in cluster.keys} == {RequestState.COMPLETED}
+    assert await queue.erase(cluster.keys[0], b"") is RequestState.COMPLETED
     await queue.report([])
     await queue.read_frames("g", "0", 0.0)
     assert await queue.read_events("0", 0.0, 10), "events were written"

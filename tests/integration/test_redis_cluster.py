@@ -13,6 +13,7 @@ from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_queue.keys import Keys
 from qlm_queue.redis.queue import RedisQueue
+from queue_dump_redis import dump_redis
 from small_cluster import SmallCluster
 
 from .own_server import Server, acceptance, accepted_at_last, need_redis_server
@@ -68,7 +69,7 @@ async def test_a_queue_follows_its_slot_to_another_node(deployment: Cluster) -> 
     await queue.start()
     for number in range(REQUESTS):
         await queue.accept(acceptance(number))
-    before = await queue.dump()
+    before = await dump_redis(queue)
     ids = {node: (await told(node.port, "CLUSTER", "MYID")).decode() for node in deployment.nodes}
     await told(target.port, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
     await told(source.port, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
@@ -82,7 +83,7 @@ async def test_a_queue_follows_its_slot_to_another_node(deployment: Cluster) -> 
     for node in (target, source, other):
         await told(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ids[target])
     await accepted_at_last(queue, 0)
-    after = await queue.dump()
+    after = await dump_redis(queue)
     assert (after.requests, after.accepted_count) == (before.requests, before.accepted_count)
     assert await _served_by(deployment, name) == [target]
     await accepted_at_last(queue, REQUESTS)

@@ -29,6 +29,7 @@ from qlm_queue.values import (
     StepStatus,
     TerminalRecord,
 )
+from queue_dump_redis import dump_redis
 
 from .own_server import Server, acceptance, need_redis_server
 from .redis_deployments import WAIT_S, Sentinels, told
@@ -198,7 +199,7 @@ async def test_failovers_under_load_lose_no_acknowledged_request(deployment: Sen
     assert lost == (set(), set())
     assert load.refused, "nobody noticed the failovers"
     assert len(load.completed) >= MORE // 10
-    dump = await queue.dump()
+    dump = await dump_redis(queue)
     keys = [*(request.key for request in dump.requests), *(terminal.key for terminal in dump.terminals)]
     assert len(keys) == len(set(keys)), "a request is there twice"
     assert {int(key.request_id[1:]) for key in keys} >= load.accepted
@@ -224,7 +225,7 @@ async def test_a_stalled_replica_acknowledges_nothing(deployment: Sentinels) -> 
     await deployment.whole()
     for number in range(20):
         await accepted(queue, number)
-    assert len((await queue.dump()).requests) == 19
+    assert len((await dump_redis(queue)).requests) == 19
     assert (await queue.find(acceptance(0).key)).state is RequestState.CANCELLED
     await queue.stop()
 

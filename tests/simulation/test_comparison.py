@@ -40,7 +40,7 @@ def workload(count: int) -> list[SimRequest]:
 
 def test_every_request_completes_with_its_times() -> None:
     requests = workload(60)
-    result = simulate(CLUSTER, requests, sample_every_s=2.0)
+    result = simulate(CLUSTER, requests)
     assert [outcome.request_id for outcome in result.outcomes] == [request.request_id for request in requests]
     for request, outcome in zip(requests, result.outcomes, strict=True):
         assert outcome.state is RequestState.COMPLETED
@@ -48,8 +48,6 @@ def test_every_request_completes_with_its_times() -> None:
         assert request.arrival_s <= outcome.accepted_s < outcome.first_token_s <= outcome.finished_s <= result.ended_s
         assert outcome.attempts >= 1
         assert outcome.instance in {"a100-0", "a100-1"}
-    assert {sample.at_s for sample in result.history} >= {0.0, 2.0, 4.0}
-    assert any(sample.groups for sample in result.history)
 
 
 def test_engines_have_the_hidden_bias_of_live_ones_with_the_seed_of_the_run() -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from qlm_load.otlp_sink import Export, MetricsExport, attributes_of, served_collector
+from benchmarks.queue.otlp_sink import Export, MetricsExport, attributes_of, served_collector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

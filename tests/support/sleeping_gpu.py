@@ -16,7 +16,7 @@ from qlm_agent.engines.vllm.process.child import Child
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.loop import ChildLoop
 from qlm_agent.engines.vllm.runner.port import LoadPlan, RunnerStats, RunOutput, RunPlan
-from qlm_agent.engines.vllm.runner.sleeping import SleepingModel, WorkerProbe
+from qlm_agent.engines.vllm.runner.sleeping import SleepingModel
 from qlm_core.vocabulary.chat import ChatPrompt
 
 START_TIMEOUT_S = 10.0
@@ -128,9 +128,7 @@ class SleepingRunner:
         self.engine = MadeUpVllm(gpu)
         self._weights = plan.weights
         self._now_s = 0.0
-        self._sleeping = SleepingModel(
-            self.engine, WorkerProbe(self.engine), expected_bytes=plan.device_bytes, clock=lambda: self._now_s, wait=self._wait
-        )
+        self._sleeping = SleepingModel(self.engine, expected_bytes=plan.device_bytes, clock=lambda: self._now_s, wait=self._wait)
 
     def _wait(self, seconds: float) -> None:
         self._now_s += seconds

@@ -15,8 +15,7 @@ from functools import cache
 from typing import Any
 
 from qlm_agent.engines.vllm.plans import environment
-from qlm_agent.engines.vllm.process.main import hello, run_template
-from qlm_agent.engines.vllm.process.process_exit import die_with
+from qlm_agent.engines.vllm.process.main import die_with, hello, run_template
 from qlm_agent.engines.vllm.process.template import ENVIRONMENT, Template, TemplateProcess
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_process.temporary_folder import TemporaryFolder

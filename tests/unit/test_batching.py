@@ -6,22 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.evaluate.static_batches import ODBS, SLO_DBS, decoded_tokens, first_come, pack_lengths, padding_tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qlm_core.operations.batching import (
-    ODBS,
-    SLO_DBS,
-    SLO_ODBS,
-    BatchRequests,
-    OdbsRule,
-    Reading,
-    decoded_tokens,
-    first_come,
-    pack_lengths,
-    padding_tokens,
-    slo_odbs,
-)
+from qlm_core.operations.batching import SLO_ODBS, BatchRequests, OdbsRule, Reading, slo_odbs
 
 
 def requests(slo_s: list[float], prompts: list[int], outputs: list[int]) -> BatchRequests:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from qlm.api.v1.instance_pb2 import Instance
-from qlm_cli.operate.deployment import deployment_problems
+from qlm_cli.operate.doctor import deployment_problems
 from qlm_core.vocabulary.pauses import Pause, PauseKind
 from qlm_queue.overview import InstanceRecord, Overview
 from qlm_queue.values import GroupRecord

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from qlm_cli.models import needed_packages, smollm2
+from qlm_cli.models import model_folder, smollm2
 from qlm_cli.models.model_folder import ModelNotMade, written_whole
 from qlm_cli.root import root
 from qlm_process.settings import ModelSettings
@@ -88,7 +88,7 @@ def test_a_model_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(needed_packages, "find_spec", lambda name: name)
+    monkeypatch.setattr(model_folder, "find_spec", lambda name: name)
     (tmp_path / "file").write_text("")
     result = models("--folder", str(tmp_path / "file" / "models"), "add", "smollm2")
     assert result.exit_code == 1
@@ -103,7 +103,7 @@ def test_names_are_folder_names(name: str) -> None:
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(needed_packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(model_folder, "find_spec", lambda name: None)
     for arguments in (["random", "x"], ["add", "smollm2"]):
         result = models("--folder", str(tmp_path), *arguments)
         assert result.exit_code == 1
@@ -112,7 +112,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(needed_packages, "find_spec", lambda name: name)
+    monkeypatch.setattr(model_folder, "find_spec", lambda name: name)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     result = models("--folder", str(tmp_path / "models"), "add", "smollm2")
@@ -122,7 +122,7 @@ def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_another_package_is_not_taken_for_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(needed_packages, "find_spec", lambda name: name)
+    monkeypatch.setattr(model_folder, "find_spec", lambda name: name)
     wheel = tmp_path / "x.whl"
     wheel.write_bytes(b"no zip")
     result = models("--folder", str(tmp_path / "models"), "add", "smollm2", "--wheel", str(wheel))

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from rich.table import Table
 
 from qlm.values import GroupStatus
-from qlm_cli.console import plain_console
-from qlm_cli.json_text import json_text
+from qlm_cli.console import json_text, plain_console
 from qlm_cli.options import default_config_path
 from qlm_cli.root import COMMANDS, described, root
 from qlm_cli.up.config import ProcessSpec, UpConfig, process_specs

@@ -23,7 +23,6 @@ from qlm_process.cluster.view import (
     agent_view,
     group_view,
     outcomes_view,
-    planned_group_view,
 )
 
 NOW_S = 1_000.0
@@ -185,7 +184,7 @@ def test_values_from_messages() -> None:
     told = gateway_pb2.GroupStatus(
         group_id="g", model="a", slo_kind=request_pb2.SLO_KIND_FIRST_TOKEN, slo_class="2s", waiting=5, first_deadline_s=9.0
     )
-    assert (planned_group_view(planned).waiting, planned_group_view(planned).completion_p90_s) == (4, 12.0)
+    assert (group_view(planned, planned).waiting, group_view(planned, planned).completion_p90_s) == (4, 12.0)
     assert (group_view(told, planned).waiting, group_view(told, planned).completion_p50_s) == (5, 11.0)
     assert group_view(told, None).completion_p50_s is None
     assert (group_view(told, planned).late, group_view(told, planned, 2.5).late) == (0.0, 2.5)

@@ -9,15 +9,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "constants.md"
 FORMULAS = (
-    "batch_mix", "calibration", "hardware_prior", "importable_profiles", "length_curve", "length_features", "length_model",
-    "planned_waits", "prediction_service", "profile", "queue_model", "queue_times", "run_lengths", "workload_profile",
+    "batch_mix", "calibration", "hardware_prior", "hardware_profile", "importable_profiles", "instance", "length_curve",
+    "length_features", "length_model", "normal_arrays", "planned_waits", "prediction_service", "profile", "queue_model", "queue_times",
+    "run_lengths", "workload_profile",
 )  # fmt: skip
 SHAPES = {"SUMS", "ENDS", "SERVING", "EXACT_TOKENS_MAX", "BINS_PER_DOUBLING"}
 """Say how an array is laid out."""
+DEFAULTS = {"Efficiency", "Learning"}
+"""Classes whose fields have constants as defaults."""
 
 
 def _names(node: ast.stmt) -> list[str]:
-    """Constants that a statement assigns numbers to."""
+    """Constants that a statement assigns numbers to, and the fields of DEFAULTS."""
+    if isinstance(node, ast.ClassDef) and node.name in DEFAULTS:
+        return [
+            f"{node.name}.{each.target.id}" for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        ]
     if isinstance(node, ast.Assign):
         (target,), value = node.targets, node.value
     elif isinstance(node, ast.AnnAssign) and node.value is not None:

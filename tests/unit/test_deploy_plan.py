@@ -43,6 +43,7 @@ def test_table_1_of_uellm_is_reproduced_within_10_percent(first: int, tokens_per
     topology = read_topology(EXAMPLES / "v100-and-3090.yaml")
     plan = describe_map("by hand", topology, demand, DeviceMap(path=(0, 1), layers=(first, 33 - first)))
     assert plan.tokens_per_s == pytest.approx(tokens_per_s, rel=0.1)
+    assert plan.latency_ms == pytest.approx(1e3 / tokens_per_s, abs=1.8)
     assert all(stage.memory_gib <= stage.usable_gib for stage in plan.stages)
 
 

@@ -11,17 +11,13 @@ from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
 from qlm_core.profiles.calibration import CalibratedTime
+from qlm_core.statistics.distribution import Normal
+from qlm_estimator.calibration.feedback import Feedback
+from qlm_estimator.events import Count, Ended
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import report as outcomes_module
-from qlm_estimator.outcomes.report import (
-    OTHER_CLASS,
-    R2_SAMPLES_MIN,
-    Count,
-    Ended,
-    Outcomes,
-    class_order,
-)
+from qlm_estimator.outcomes.report import OTHER_CLASS, R2_SAMPLES_MIN, Outcomes, class_order
 from qlm_estimator.outcomes.wire import to_proto
 from qlm_estimator.predictions import AGE_MAX_S, OUTSTANDING_MAX, Judged, Predicted, quantiles_of
 from qlm_queue.values import StreamEntry
@@ -40,8 +36,16 @@ def entry(at_s: float, *events: RequestEvent) -> StreamEntry:
     return StreamEntry(entry_id=f"{round(at_s * 1000)}-0", payload=events_pb2.RequestEvents(events=events).SerializeToString())
 
 
-def take(outcomes: Outcomes, read: StreamEntry, classes: dict[str, str]) -> list[Predicted | Ended | Judged]:
-    return [each for each in events_of(read, outcomes, classes) if isinstance(each, Predicted | Ended | Judged)]
+def take(outcomes: Outcomes, read: StreamEntry, classes: dict[str, str]) -> list[Predicted | Ended]:
+    return [each for each in events_of(read, outcomes, classes) if isinstance(each, Predicted | Ended)]
+
+
+def judge(feedback: Feedback, *events: Predicted | Ended) -> list[Judged | None]:
+    return [feedback.predict(each) if isinstance(each, Predicted) else feedback.end(each) for each in events]
+
+
+def learner() -> Feedback:
+    return Feedback(slowdown_of=lambda _model, _instance: 1.0)
 
 
 def test_attainment_counts_what_ended_within_the_window() -> None:
@@ -90,35 +94,37 @@ def test_classes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_prediction_is_judged_whichever_is_told_first(told_first: bool) -> None:
     outcomes = Outcomes(since_s=0.0)
     prediction, end = predicted(1, 3.0, 5.0), ended(1, 5.0, latency_s=4.0, wait_s=1.0)
-    answers = [outcomes.predict(prediction), outcomes.end(end)] if told_first else [outcomes.end(end), outcomes.predict(prediction)]
-    assert answers == [None, Judged(predicted=prediction, at_s=5.0, completion_s=4.0, wait_s=1.0)]
+    first, judged = judge(learner(), prediction, end) if told_first else judge(learner(), end, prediction)
+    assert first is None
+    assert judged == Judged(predicted=prediction, at_s=5.0, completion_s=4.0, wait_s=1.0)
+    outcomes.judge(judged)
     row = next(row for row in outcomes.report(10.0, 60.0).calibration if row.time is CalibratedTime.COMPLETION)
     assert (row.samples, row.within_p50, row.within_p90, row.bias_s) == (1, 0.0, 1.0, 1.0)
 
 
 def test_a_request_that_did_not_complete_judges_no_prediction() -> None:
-    outcomes = Outcomes(since_s=0.0)
-    outcomes.predict(predicted(1, 2.0, 4.0))
-    assert outcomes.end(ended(1, 5.0, state=Count.CANCELLED)) is None
-    assert outcomes.report(10.0, 60.0).calibration == ()
+    feedback = learner()
+    assert judge(feedback, predicted(1, 2.0, 4.0), ended(1, 5.0, state=Count.CANCELLED)) == [None, None]
+    assert judge(feedback, ended(1, 5.0)) == [None], "it is forgotten"
 
 
 def test_the_oldest_predictions_are_kept_until_they_are_too_old() -> None:
     """The deepest requests wait longest: left out for newer ones, they would never be judged."""
-    outcomes = Outcomes(since_s=0.0)
+    feedback = learner()
     for number in range(OUTSTANDING_MAX + 1):
-        outcomes.predict(predicted(number, 2.0, 4.0, at_s=1.0))
-    assert outcomes.end(ended(0, 3_000.0)) is not None
-    assert outcomes.end(ended(OUTSTANDING_MAX, 3_000.0)) is None
+        feedback.predict(predicted(number, 2.0, 4.0, at_s=1.0))
+    assert feedback.end(ended(0, 3_000.0)) is not None
+    assert feedback.end(ended(OUTSTANDING_MAX, 3_000.0)) is None
     late_s = 1.0 + AGE_MAX_S + 1.0
-    outcomes.predict(predicted(-1, 2.0, 4.0, at_s=late_s))
-    assert outcomes.end(ended(1, late_s)) is None
-    assert outcomes.end(ended(-1, late_s)) is not None
+    feedback.predict(predicted(-1, 2.0, 4.0, at_s=late_s))
+    feedback.pass_time(late_s)
+    assert feedback.end(ended(1, late_s)) is None
+    assert feedback.end(ended(-1, late_s)) is not None
 
 
 def test_the_order_of_classes() -> None:
-    names = ["p3", "64s", "?", "1/4s", "p-1", "2s"]
-    assert sorted(names, key=class_order) == ["1/4s", "2s", "64s", "p-1", "p3", "?"]
+    names = ["p3", "64s", "nans", "?", "1/4s", "p-1", "1/0s", "2s", "inf"]
+    assert sorted(names, key=class_order) == ["1/4s", "2s", "64s", "p-1", "p3", "1/0s", "?", "inf", "nans"]
 
 
 def test_events_are_counted_by_what_they_say() -> None:
@@ -150,7 +156,6 @@ def test_events_are_counted_by_what_they_say() -> None:
     assert seen == [
         told,
         Ended(queue_id="q1", at_s=10.0, state=Count.COMPLETED, slo_class="8s", latency_s=5.5, slack_s=-0.5, output_tokens=7),
-        Judged(predicted=told, at_s=10.0, completion_s=5.5),
         Ended(queue_id="q2", at_s=10.0, state=Count.EXPIRED, slo_class="64s", latency_s=6.0),
     ]
     message = to_proto(outcomes.report(20.0, 60.0))
@@ -192,7 +197,8 @@ def completion_event(**fields: object) -> RequestEvent:
 
 
 def judged_of(*events: RequestEvent) -> Judged:
-    (judged,) = (each for each in take(Outcomes(since_s=0.0), entry(10.0, *events), {}) if isinstance(each, Judged))
+    *_, judged = judge(learner(), *take(Outcomes(since_s=0.0), entry(10.0, *events), {}))
+    assert judged is not None
     return judged
 
 
@@ -201,10 +207,10 @@ def test_what_was_told_of_wait_and_completion_is_judged() -> None:
     judged = judged_of(prediction_event(own_wait=own), completion_event())
     wait, completion = judged.predicted.wait, judged.predicted.completion
     assert wait is not None
-    assert (wait.p50_s, wait.p90_s, wait.p99_s, wait.own.mean, wait.own.variance) == (1.0, 2.0, 3.0, 0.5, 0.25)
-    assert (completion.p50_s, completion.p90_s, completion.p99_s, completion.own.mean) == (8.0, 9.0, 10.0, 8.0)
+    assert (wait.seconds, wait.own) == ((1.0, 2.0, 3.0), Normal(0.5, 0.25))
+    assert (completion.seconds, completion.own.mean) == ((8.0, 9.0, 10.0), 8.0)
     assert (judged.predicted.model, judged.predicted.gpu, judged.predicted.n_gpu, judged.predicted.instance) == ("m", "A100-80GB", 2, "a")
-    assert (judged.predicted.requests_ahead, judged.predicted.profile_version) == (5, 7)
+    assert judged.predicted.requests_ahead == 5
     assert (judged.completion_s, judged.wait_s) == (5.5, 2.5)
 
 
@@ -236,8 +242,7 @@ def test_every_figure_of_a_row_is_in_its_message() -> None:
     outcomes = Outcomes(since_s=0.0)
     for number in range(2 * R2_SAMPLES_MIN):
         found = replace(predicted(number, 5.0, 8.0), wait=quantiles_of(1.0, 2.0), model="m", gpu="A", requests_ahead=3)
-        outcomes.predict(found)
-        outcomes.end(ended(number, 9.0, latency_s=1.0 + 0.9 * number, wait_s=0.3 * number))
+        outcomes.judge(Judged(predicted=found, at_s=9.0, completion_s=1.0 + 0.9 * number, wait_s=0.3 * number))
     report = outcomes.report(10.0, 60.0)
     messages = to_proto(report).calibration
     times = {CalibratedTime.WAIT: estimator_pb2.PREDICTED_TIME_WAIT, CalibratedTime.COMPLETION: estimator_pb2.PREDICTED_TIME_COMPLETION}

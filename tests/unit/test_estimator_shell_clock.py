@@ -10,8 +10,7 @@ from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import Count, Ended
-from qlm_estimator.predictions import Predicted, quantiles_of
+from qlm_estimator.predictions import Judged, Predicted, quantiles_of
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.leases import RoleElection
@@ -69,8 +68,7 @@ async def test_a_clock_set_back_by_an_hour_silences_nothing() -> None:
     def judge() -> None:
         assert shell.outcomes is not None
         predicted = Predicted(queue_id="1", at_s=world.now_s, completion=quantiles_of(2.0, 4.0), model="chat", gpu="A100-80GB", n_gpu=1)
-        shell.outcomes.predict(predicted)
-        shell.outcomes.end(Ended(queue_id="1", at_s=world.now_s, state=Count.COMPLETED, slo_class="", latency_s=3.0))
+        shell.outcomes.judge(Judged(predicted=predicted, at_s=world.now_s, completion_s=3.0))
 
     def shown() -> float | None:
         labels = {"time": "completion", "depth": "0"}

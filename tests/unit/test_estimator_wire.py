@@ -12,8 +12,9 @@ from qlm.api.v1 import instance_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.instance import TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
+from qlm_core.vocabulary.stream import entry_id_of
 from qlm_estimator.config import EstimatorConfig, EstimatorSettings
-from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
+from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, ReportedOperation
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.outcomes.report import Outcomes
 from qlm_estimator.shell import queue_seen
@@ -59,7 +60,9 @@ def test_every_field_of_an_event_is_read() -> None:
                 prompt_tokens=11,
                 model="chat",
                 output_tokens=12,
+                first_token_s=12.5,
                 finished_s=13.5,
+                paused_s=0.25,
                 slo_class="64s",
             )
         )
@@ -69,7 +72,8 @@ def test_every_field_of_an_event_is_read() -> None:
     assert (event.entry_id, event.index) == ((1_700_000_000_123, 4), 0)
     assert (event.queue_id, event.group_id, event.incarnation, event.attempt) == ("7-0", "g", "a/1", 2)
     assert (event.acceptance_number, event.prompt_tokens, event.model) == (9, 11, "chat")
-    assert (event.output_tokens, event.finished_s, event.slo_class) == (12, 13.5, "64s")
+    assert (event.output_tokens, event.slo_class) == (12, "64s")
+    assert (event.first_token_s, event.finished_s, event.paused_s) == (12.5, 13.5, 0.25)
 
 
 def test_kinds() -> None:

@@ -11,10 +11,10 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.evaluate.pipeline_stages import MeasuredMap, ordered_right
 from benchmarks.evaluate.rows import Row
-from benchmarks.evaluate.static_batches import Workload, alpaca_like, batch_s, serve_batches, serve_continuous, serve_s3
+from benchmarks.evaluate.static_batches import Workload, alpaca_like, batch_s, first_come, serve_batches, serve_continuous, serve_s3
 from click.testing import CliRunner
 
-from qlm_core.operations.batching import BatchRequests, first_come
+from qlm_core.operations.batching import BatchRequests
 from qlm_core.profiles.hardware_prior import hardware_prior
 from qlm_core.profiles.hardware_profile import HardwareProfile
 

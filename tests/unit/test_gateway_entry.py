@@ -43,10 +43,10 @@ LONG_AHEAD_S = 1_000.0
 class World:
     """A gateway's way in, and instances with what was put on them."""
 
-    def __init__(self, *, refuse_late: bool = False, profiles: ProfileSnapshot | None = None) -> None:
+    def __init__(self, *, refuse_late: bool = False, profiles: ProfileSnapshot | None = None, bounds: Bounds | None = None) -> None:
         self.now_s = 1_000.0
-        self.queue = MemoryQueue("test", Bounds(), lambda: self.now_s)
-        metrics, ids = GatewayMetrics(), itertools.count()
+        self.queue = MemoryQueue("test", bounds or Bounds(), lambda: self.now_s)
+        self.metrics, ids = (metrics := GatewayMetrics()), itertools.count()
         self.planner: Lease | None = None
         self.profiles = shipped = profiles or shipped_snapshot()
         self.watch = QueueWatch(self.queue, {MODEL: SPEC}, metrics, lambda: self.now_s, lambda: self.now_s, lambda: 0.5, shipped=shipped)
@@ -116,6 +116,23 @@ async def test_who_would_be_late_waits_for_what_its_instance_ends() -> None:
     assert 1.0 < one_s <= one / PRIOR_PER_S
     # The same rate for all of them together is a fourth for each.
     assert four_s == pytest.approx(4.0 * one_s, rel=0.05)
+
+
+async def test_a_scrape_reports_the_oldest_request_and_what_a_bound_has_left() -> None:
+    world = World(bounds=Bounds(tenant_bytes_max=10_000))
+    oldest, held = world.metrics.oldest_request, world.metrics.held_ratio
+    await world.watch.model_loads()
+    assert (oldest._value.get(), held._value.get()) == (0.0, 0.0)
+    for name in ("first", "second"):
+        await world.enter(name, 60.0)
+        world.now_s += 30.0
+    await world.watch.model_loads()
+    assert oldest._value.get() == pytest.approx(60.0)
+    (tenant,) = (each for each in await world.queue.held() if each.bound == "tenant")
+    assert held._value.get() == tenant.held / 10_000 > 0.1
+    await world.queue.erase(RequestKey("default", "first"), b"")
+    await world.watch.model_loads()
+    assert oldest._value.get() == pytest.approx(30.0)
 
 
 async def test_an_old_look_is_no_prediction_and_refuses_nobody() -> None:

@@ -305,6 +305,13 @@ def test_what_the_queue_refuses_ends_the_reader(failure: AttachFailure, refusal:
     assert run(opened(), (0.1, LocateFailed(reader=1, failure=failure))) == [Refuse(reader=1, refusal=refusal)]
 
 
+def test_a_request_that_was_there_and_is_not_was_erased() -> None:
+    gateway = opened()
+    run(gateway, (0.1, located()), (4.0, Tick()))
+    failed = LocateFailed(reader=1, failure=AttachFailure.UNKNOWN_REQUEST)
+    assert run(gateway, (4.1, failed)) == [Refuse(reader=1, refusal=Refusal.ERASED)]
+
+
 def test_questions_to_the_queue_are_bounded_and_asked_in_turn() -> None:
     gateway = machine(StreamLimits(locates_max=2))
     effects = [effect for reader in range(5) for effect in run(gateway, (0.0, Opened(reader=reader, kind=ReaderKind.TOKENS, key=KEY)))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qlm.api.v1.request_pb2 import Logprobs
-from qlm_core.vocabulary.errors import ConfigError, InvalidRequest
+from qlm_core.vocabulary.errors import ConfigError, InvalidRequest, QlmError, QueueFull, RequestEnded
+from qlm_core.vocabulary.overload import WOULD_BE_LATE
 from qlm_gateway.front.http.answers import logprobs_of
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import Call, EventId, read_call
+from qlm_gateway.front.http.errors import error_document, error_headers, status_of
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.wire import draft_of
 from qlm_process.settings import SecuritySettings
@@ -72,6 +75,60 @@ def test_an_event_id_is_read_back_also_with_slashes_in_the_request_id() -> None:
     assert (call.resume, call.request_id) == (event, "a/b c/1")
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("1500ms", 1.5), ("1m30s", 90.0), (".5h", 1800.0), ("2.s", 2.0), ("10us", 1e-5)])
+def test_a_ttl_is_a_duration_as_go_writes_it(text: str, seconds: float) -> None:
+    (request,) = call_of(ChatBody, CHAT, {"x-llm-d-inference-ttl": text}).requests
+    assert request.expire_after_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "0s", "-1s", "1s ", "1 s", "1d", "1.2.3s", "s", "1s" * 33])
+def test_what_is_no_duration_is_refused_by_the_name_of_its_header(text: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        call_of(ChatBody, CHAT, {"x-llm-d-inference-ttl": text})
+    assert refused.value.details["field"] == "x-llm-d-inference-ttl"
+
+
+@pytest.mark.parametrize(
+    ("text", "read_s", "silence_s"),
+    [
+        ("600", 600.0, 15.0),
+        ("8.0", 8.0, 4.0),
+        *((wrong, math.inf, 15.0) for wrong in ("nan", "0", "soon", None)),
+    ],
+)
+def test_a_stream_is_silent_for_half_of_what_its_client_reads_at_most(text: str | None, read_s: float, silence_s: float) -> None:
+    call = call_of(ChatBody, {**CHAT, "stream": True}, {} if text is None else {"x-stainless-read-timeout": text})
+    assert (call.read_timeout_s, call.keep_alive_s) == (read_s, silence_s)
+
+
+def test_a_hint_that_the_client_does_not_follow_offers_to_enqueue() -> None:
+    for reason, retry_s, offer in (
+        (WOULD_BE_LATE, 121, "x-qlm-mode: enqueue"),
+        (None, 121, "Send it again then"),
+        (WOULD_BE_LATE, 120, ""),
+    ):
+        error = QueueFull("late", reason=reason, details={"retry_after_s": f"{retry_s}"})
+        message = error_document(error)["message"]
+        assert (offer in message) if offer else message == "late"
+        assert error_headers(error)["Retry-After"] == f"{retry_s}"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "param"),
+    [
+        (RequestEnded("this server does not take top_k", reason="ENGINE_FAILURE"), 400, "invalid_request_error", "top_k"),
+        (RequestEnded("json_schema: of no kind that it knows", reason="ENGINE_FAILURE"), 400, "invalid_request_error", "response_format"),
+        (RequestEnded("the prompt has no tokens", reason="ENGINE_FAILURE"), 400, "invalid_request_error", None),
+        (RequestEnded("it failed with top_k", reason="ATTEMPTS_EXHAUSTED"), 500, "server_error", None),
+        (QueueFull("full", details={"bound": "memory"}), 503, "server_error", None),
+        (QueueFull("full", details={"bound": "tenant"}), 429, "rate_limit_error", None),
+    ],
+)
+def test_an_error_says_whose_it_is(error: QlmError, status: int, kind: str, param: str | None) -> None:
+    document = error_document(error)
+    assert (status_of(error), document["type"], document["param"]) == (status, kind, param)
+
+
 def test_logprobs_hold_no_infinity() -> None:
     logprobs = Logprobs(of_token=[-float("inf")], top_token_ids=[2], of_top=[-float("inf")])
     for chat in (True, False):
@@ -115,9 +172,14 @@ HEADERS = st.dictionaries(
             "x-qlm-priority",
             "x-llm-d-slo-ttft-ms",
             "x-llm-d-slo-tpot-ms",
+            "x-llm-d-inference-ttl",
+            "x-llm-d-inference-objective",
+            "x-stainless-read-timeout",
+            "x-qlm-keep-alive",
         ]
     ),
-    st.text(max_size=40) | st.sampled_from(["enqueue", "1", "nan", "-inf", "1e999", "first_token", "9" * 5000, "new/1/1"]),
+    st.text(max_size=40)
+    | st.sampled_from(["enqueue", "1", "nan", "-inf", "1e999", "first_token", "9" * 5000, "new/1/1", "1h1ms", "position"]),
     max_size=3,
 )
 

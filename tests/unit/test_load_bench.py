@@ -10,12 +10,12 @@ import pytest
 from benchmarks.figures import document, parts_of
 from benchmarks.gateway.chats import chats_of
 from benchmarks.gateway.http_client import HttpConnection
+from benchmarks.queue.collector import Collector
 from benchmarks.queue.figures import BY_KEY, FIGURES
 from benchmarks.queue.front import ENGINE_LEG, LEGS, leg_s
+from benchmarks.queue.grpc_load import gaps_s
 from benchmarks.queue.prompts import PROMPTS, PromptSource
 from benchmarks.queue.schedule import poisson_times, summary_ms
-from benchmarks.queue.span_sink import SpanCounts
-from benchmarks.queue.stream_worker import gaps_s
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
@@ -118,19 +118,17 @@ def test_requests_ask_the_engine_for_a_length_that_no_other_process_is_told() ->
     assert stored[3].admission.slo.seconds == 20.0
 
 
-def test_the_sink_counts_spans_and_follows_requests_over_their_attempts() -> None:
-    counts = SpanCounts()
-    counts.take(export(span("qlm.pull", "unseen", 0.0, 1.0)))
-    counts.answer("follow")
-    counts.take(export(span("qlm.pull", "a", 0.0, 1.0), span("qlm.prefill", "a", 1.0, 2.0), span("qlm.decode", "a", 2.0, 3.0)))
-    counts.take(export(span("qlm.decode", "a", 4.0, 4.5), span("qlm.prefill", "b", 1.0, 2.0)))
-    times = counts.answer("times")["times"]
-    assert times == {
-        "a": {"qlm.pull": (0.0, 1.0), "qlm.prefill": (1.0, 2.0), "qlm.decode": (2.0, 4.5)},
-        "b": {"qlm.prefill": (1.0, 2.0)},
-    }
-    assert counts.answer("rest") == {"by_name": {"qlm.decode": 2, "qlm.prefill": 2, "qlm.pull": 2}}
-    assert counts.answer("times") == {"times": {}}
+async def test_the_collector_counts_spans_and_follows_requests_over_their_attempts() -> None:
+    collector = Collector()
+    collector.take(export(span("qlm.pull", "unseen", 0.0, 1.0)))
+    async with collector.following():
+        collector.take(export(span("qlm.pull", "a", 0.0, 1.0), span("qlm.prefill", "a", 1.0, 2.0), span("qlm.decode", "a", 2.0, 3.0)))
+        collector.take(export(span("qlm.decode", "a", 4.0, 4.5), span("qlm.prefill", "b", 1.0, 2.0)))
+        complete = {"a": {"qlm.pull": (0.0, 1.0), "qlm.prefill": (1.0, 2.0), "qlm.decode": (2.0, 4.5)}}
+        assert await collector.times(["a"], ["qlm.decode"], 20.0) == complete
+        assert await collector.times(["a", "b", "unseen"], ["qlm.decode"], 0.0) == complete, "that of b did not come in time"
+    assert collector.counts() == {"qlm.decode": 2, "qlm.prefill": 2, "qlm.pull": 2}
+    assert await collector.times(["a"], [], 0.0) == {}
 
 
 def test_a_leg_runs_from_one_end_of_a_span_to_one_of_another() -> None:

@@ -8,7 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 from benchmarks.__main__ import main
 from benchmarks.agent import command
-from benchmarks.agent.figures import BY_KEY, URGENT
+from benchmarks.agent.figures import BY_KEY, KV_SWAP, URGENT
 from benchmarks.agent.kv_swap import switch_over
 from benchmarks.agent.parts import Plan
 from benchmarks.parts import Measured
@@ -42,13 +42,13 @@ def test_it_says_how_to_get_vllm_where_there_is_none(monkeypatch: pytest.MonkeyP
 def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def measure(part: str, plan: Plan) -> Measured:
-        asked.append((part, plan.some(30)))
+    def measure(plan: Plan) -> Measured:
+        asked.append(plan.some(30))
         return Measured(values={"urgent_ttft_ratio": {"qlm": 1.5}}, details={"seats": 8})
 
     monkeypatch.setattr(command, "find_spec", lambda name: name)
-    monkeypatch.setattr(command, "_random_model", lambda scratch: scratch)
-    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(command, "make_random_model", lambda folder, seed: None)
+    monkeypatch.setattr(command, "PARTS", {URGENT: measure})
     ran = CliRunner().invoke(main, ["agent", "--json", "--quick", "--only", "urgent_ttft_ratio"])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout.splitlines()[-1])
@@ -56,7 +56,7 @@ def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeyp
     assert found["urgent_ttft_ratio"] == {"qlm": 1.5}
     assert found["kv_swap_vs_recompute"]["switch_over_tokens"] is None
     assert found["context"]["parts"]["urgent"]["seats"] == 8
-    assert asked == [(URGENT, 3)]
+    assert asked == [3]
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,15 @@ def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeyp
     ],
 )
 def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, error: Exception, told: str) -> None:
-    def measure(part: str, plan: Plan) -> Measured:
-        if part == URGENT:
-            raise error
+    def fail(plan: Plan) -> Measured:
+        raise error
+
+    def measure(plan: Plan) -> Measured:
         return Measured(values={"kv_swap_vs_recompute": {"switch_over_tokens": 512}})
 
     monkeypatch.setattr(command, "find_spec", lambda name: name)
-    monkeypatch.setattr(command, "_random_model", lambda scratch: scratch)
-    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(command, "make_random_model", lambda folder, seed: None)
+    monkeypatch.setattr(command, "PARTS", {URGENT: fail, KV_SWAP: measure})
     ran = CliRunner().invoke(main, ["agent", "--json", "--only", "urgent_ttft_ratio", "--only", "kv_swap_vs_recompute"])
     assert ran.exit_code == 1
     found = json.loads(ran.stdout.splitlines()[-1])

@@ -7,26 +7,19 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, SEATS, MeasuredAgent
+from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, SEATS, MeasuredAgent, TimedRequest
 from benchmarks.agent.model_config import INSTANCE, QUEUE
 from benchmarks.agent.simulating import (
     OVERLOAD,
-    SHIFT_MAX_S,
     RequestTimes,
-    SideFigures,
-    TimedRequest,
     in_virtual_time,
-    mean_of,
-    off_by,
     relative_error,
-    shifted,
     side,
     workload,
 )
 
 from qlm_agent.config import AgentConfig
 from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED, HardwareProfile
-from qlm_core.profiles.profile import ProfileSnapshot
 
 ROW = HardwareProfile(
     gpu="CPU",
@@ -52,7 +45,7 @@ def measured(row: HardwareProfile) -> MeasuredAgent:
     model = {"name": MODEL, "profile": ROW.model, "weights": "nowhere", "context_tokens_max": 1024, "vocabulary_size": 2048}
     agent = {"name": INSTANCE, "gpu": "CPU", "engine": "vllm", "batch_max": SEATS}
     config = AgentConfig.model_validate({"queue": {"name": QUEUE}, "models": [model], "agent": agent})
-    return MeasuredAgent(config=config, row=row, profiles=ProfileSnapshot(version=0, made_s=0.0, hardware=(row,)))
+    return MeasuredAgent(config=config, alone=row, row=row)
 
 
 def test_a_workload_comes_faster_than_it_is_served() -> None:
@@ -71,25 +64,6 @@ def test_figures_of_a_side() -> None:
     assert (found.attainment, found.wait_p50_s) == (0.5, 1.5)
     assert found.wait_p99_s == pytest.approx(2.97)
     assert relative_error(1.2, 1.0) == pytest.approx(0.2)
-
-
-def test_shifted_requests_are_the_same_a_little_earlier_or_later() -> None:
-    asked = workload(200, 1, 0.1)
-    moved = shifted(asked, 3)
-    assert moved == shifted(asked, 3) != shifted(asked, 4)
-    moves = [after.at_s - before.at_s for before, after in zip(asked, moved, strict=True)]
-    assert 0.5 * SHIFT_MAX_S < max(map(abs, moves)) <= SHIFT_MAX_S + 1e-9
-    assert all(after.at_s >= 0.0 for after in moved)
-    assert [replace(after, at_s=0.0) for after in moved] == [replace(before, at_s=0.0) for before in asked]
-
-
-def test_what_a_mean_is_off_by() -> None:
-    mean = mean_of(
-        [SideFigures(attainment=0.9, wait_p50_s=1.0, wait_p99_s=8.0), SideFigures(attainment=1.0, wait_p50_s=3.0, wait_p99_s=4.0)]
-    )
-    assert mean == SideFigures(attainment=pytest.approx(0.95), wait_p50_s=2.0, wait_p99_s=6.0)  # type: ignore[arg-type]
-    found = off_by(mean, SideFigures(attainment=1.0, wait_p50_s=2.5, wait_p99_s=4.0))
-    assert (found.attainment, found.wait_p50_s, found.wait_p99_s) == pytest.approx((5.0, 0.2, 0.5))
 
 
 def test_in_virtual_time_the_row_says_how_fast_it_goes(tmp_path: Path) -> None:

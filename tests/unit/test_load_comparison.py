@@ -20,7 +20,7 @@ from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_load.__main__ import main
 from qlm_load.compare import simulations
-from qlm_load.compare.comparison import NAMES, PolicyRun, comparison_rows, print_comparison, print_policies, run_of
+from qlm_load.compare.comparison import NAMES, PolicyRun, comparison_rows, print_comparison, print_policies
 from qlm_load.compare.simulations import FailedRun, simulated_runs
 from qlm_load.demo.settings import demo_config_path
 from qlm_load.workload.output_bounds import OUTPUT_BOUNDS
@@ -48,7 +48,7 @@ def run(policy: str, **fields: object) -> PolicyRun:
 def simulated(*arguments: str) -> PolicyRun:
     result = CliRunner().invoke(main, ["simulate", *SMALL, *arguments])
     assert result.exit_code == 0, result.output
-    return run_of(json.loads(result.output))
+    return PolicyRun(**json.loads(result.output))
 
 
 def test_the_table_says_what_is_simulated() -> None:
@@ -67,7 +67,7 @@ def test_policies_stand_side_by_side_and_every_one_has_a_name() -> None:
     assert set(NAMES) == {order.value for order in Order}
     result = CliRunner().invoke(main, ["compare", "--policy", "edf", "--policy", "least_loaded", "--policy", "sal", "--json", *SMALL])
     assert result.exit_code == 0, result.output
-    runs = [run_of(each) for each in json.loads(result.output)]
+    runs = [PolicyRun(**each) for each in json.loads(result.output)]
     assert [each.policy for each in runs] == ["edf", "least_loaded", "sal"]
     assert all(each.ended == each.requests == 60 for each in runs)
     console = Console(file=StringIO(), width=160)
@@ -167,7 +167,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 async def test_runs_are_processes_whose_end_is_awaited(instead: Callable[[str], None]) -> None:
     document = json.dumps(asdict(run("fcfs")))
     instead(f"echo '{document}'")
-    assert await simulated_runs(("fcfs",), (), 30.0) == (run_of(json.loads(document)),)
+    assert await simulated_runs(("fcfs",), (), 30.0) == (PolicyRun(**json.loads(document)),)
 
 
 async def test_one_that_fails_or_takes_too_long_says_so(instead: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from qlm.values import RequestState, Result, Timing
-from qlm_cli.models import needed_packages
+from qlm_cli.models import model_folder
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_load.__main__ import main
 from qlm_load.demo import vllm_command as demo_vllm_command
@@ -131,7 +131,7 @@ def test_without_vllm_the_demo_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_network_the_demo_says_what_can_be_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(demo_vllm_command, "find_spec", lambda name: name)
-    monkeypatch.setattr(needed_packages, "find_spec", lambda name: name)
+    monkeypatch.setattr(model_folder, "find_spec", lambda name: name)
     for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "TQDM_DISABLE", "PIP_NO_INDEX"):
         monkeypatch.setenv(name, "1")  # the command sets all but the last, for good
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

@@ -9,8 +9,8 @@ import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
 from qlm_core.vocabulary.errors import ConfigError
-from qlm_process.config import BoundsSettings, ModelSettings, QueueSettings, Section, load_config, parse_override
-from qlm_process.settings import ListenAddress
+from qlm_process.config import load_config, parse_override
+from qlm_process.settings import BoundsSettings, ListenAddress, ModelSettings, QueueSettings, Section
 from qlm_queue.values import Bounds, Durability
 
 

@@ -67,7 +67,7 @@ async def test_a_kept_lease_outlives_its_ttl_and_is_free_after_its_release(queue
         clock.now_s += 0.9 * TTL_S
         await until_renewed(queue, 2)
     assert not keeper.lost.is_set()
-    assert await election(queue, "b:1").leader_address() == "a:1"
+    assert await queue.leader_address(PLANNER_ROLE) == "a:1"
     await keeper.stop(release=True)
     await keeper.stop()
     second = await election(queue, "b:1").win()

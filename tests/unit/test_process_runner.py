@@ -191,7 +191,7 @@ def test_a_dead_process_has_no_pid_and_its_cluster_is_not_ready(tmp_path: Path) 
     file.write(replace(STATE, processes=(STATE.processes[0], replace(STATE.processes[1], pid=dead_pid()))))
     state = file.read()
     process = state.processes[1]
-    assert (process.pid, process.serving, process.running) == (0, False, False)
+    assert (process.pid, process.serving) == (0, False)
     assert not state.ready
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from qlm_agent.engines.port import ModelLoadFailed, Sampling
+from qlm_agent.engines.vllm.engine import sampling_document
 from qlm_agent.engines.vllm.folder import ModelFolder
 from qlm_agent.engines.vllm.plans import VllmModel, environment, load_plan
 from qlm_agent.engines.vllm.process.versions import check_device, check_version
-from qlm_agent.engines.vllm.runner.llm_engine import engine_arguments
+from qlm_agent.engines.vllm.runner.llm_engine import engine_arguments, vllm_arguments
 from qlm_agent.engines.vllm.runner.runs import kv_limit_tokens
-from qlm_agent.engines.vllm.runner.sampling import sampling_document, vllm_arguments
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.vocabulary.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engines.vllm.runner.sleeping import DeviceMemory, SleepFailed, SleepingModel
+from qlm_agent.engines.vllm.runner.sleeping import SleepFailed, SleepingModel
 
 HELD = 1_000
 TOTAL = 1_500
@@ -32,14 +32,11 @@ class Device:
     pending: int = 0
     now_s: float = 0.0
 
-    def read(self) -> list[DeviceMemory]:
+    def memory(self) -> list[tuple[int, int]]:
         if self.pending and self.late <= 0:
             self.free, self.pending = self.free + self.pending, 0
         self.late -= 1
-        return [DeviceMemory(self.free, self.known)]
-
-    def give_back(self) -> None:
-        self.pinned = 0
+        return [(self.free, self.known)]
 
     def sleep(self, *, level: int, mode: str) -> None:
         assert mode == "keep", "vLLM aborts all requests otherwise"
@@ -57,24 +54,30 @@ class Device:
     def is_sleeping(self) -> bool:
         return self.asleep
 
-    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+    def collective_rpc(self, method: str, kwargs: dict[str, Any] | None = None) -> list[tuple[int, int]]:
+        if method == "qlm_memory":
+            return self.memory()
+        if method == "qlm_give_back":
+            self.pinned = 0
+            return []
+        assert kwargs is not None
         assert self.woken[-1] == "weights", "they are read where they are to be, and before KV takes the room"
         self.reloaded.append(kwargs["weights_path"])
+        return []
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
 
 
 def model_on(device: Device) -> SleepingModel:
-    return SleepingModel(device, device, expected_bytes=HELD, clock=lambda: device.now_s, wait=device.wait)
+    return SleepingModel(device, expected_bytes=HELD, clock=lambda: device.now_s, wait=device.wait)
 
 
 class TwoDevices(Device):
     """The engine's other GPU, which does what it should."""
 
-    def read(self) -> list[DeviceMemory]:
-        good = DeviceMemory(TOTAL if self.asleep else TOTAL - HELD, HELD)
-        return [good, *super().read()]
+    def memory(self) -> list[tuple[int, int]]:
+        return [(TOTAL if self.asleep else TOTAL - HELD, HELD), *super().memory()]
 
 
 @pytest.mark.parametrize("late", [0, 20])

@@ -38,7 +38,7 @@ def test_waits_on_a_cluster_whose_row_was_measured_as_it_serves(tiny_models: tup
     """`sim_*` start from the same row."""
     monkeypatch.setattr("qlm_agent.engines.vllm.engine.Template", lambda *arguments: QuickTemplate())
     monkeypatch.setattr(measured_cluster, "PROFILE_LIMIT_LEAST_S", 8.0)
-    monkeypatch.setattr(measured_cluster, "SERVING_LOAD_LEAST_S", 6.0)
+    monkeypatch.setattr(measured_cluster, "LOAD_LEAST_S", 6.0)
     only = ("--only", "r2_wait")
     ran = CliRunner().invoke(main, ["agent", "--engine", "vllm", "--model", str(tiny_models[0]), "--quick", "--json", *only])
     assert ran.exit_code == 0, ran.output

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.gpu.decoder import SHAPES, Decoder
-from benchmarks.gpu.stopwatch import fit_line
-from benchmarks.gpu.torch_timing import time_model
+from benchmarks.gpu.torch_timing import fit_line, time_model
 
 from qlm_core.profiles.hardware_prior import model_facts
 

@@ -20,11 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 import qlm
+from qlm_cli.console import columns
 from qlm_load.campaign.strikes import SERVER, Strike, Striker, Struck, draw_strikes
 from qlm_load.demo.cluster import POLL_S, Cluster, living_pids, serving_pids
 from qlm_load.demo.settings import DemoConfig
 from qlm_load.replay.ledger import Ledger, Report
 from qlm_load.replay.replay import Replay, ReplaySettings
+from qlm_load.replay.summary import print_account
 from qlm_load.workload.workload import Workload
 from qlm_process.cluster.state import ClusterState
 
@@ -77,7 +79,6 @@ class CampaignOutcome:
         return sum(struck.kills for struck in self.log) - self.server_kills
 
     def as_json(self, seed: int) -> str:
-        """One line."""
         report = self.report
         document = {
             "seed": seed,
@@ -210,10 +211,8 @@ def find_failures(
 
 
 def print_campaign(console: Console, outcome: CampaignOutcome, seed: int) -> None:
-    """The log of strikes, the ledger's account and the verdict."""
-    strikes = Table(title=f"strikes (seed {seed}; real time; ended: share of all requests)")
-    for column in ("at", "UTC", "strike", "process", "pid", "ended", "again after"):
-        strikes.add_column(column, justify="left" if column in {"strike", "process"} else "right")
+    headings = columns(("at", "UTC", "strike", "process", "pid", "ended", "again after"), ("at", "UTC", "pid", "ended", "again after"))
+    strikes = Table(*headings, title=f"strikes (seed {seed}; real time; ended: share of all requests)")
     for struck in outcome.log:
         again = (
             "-" if struck.again_s is None else f"{struck.again_s - struck.at_s:.1f} s" + (f" as {struck.new_pid}" if struck.new_pid else "")
@@ -231,9 +230,6 @@ def print_campaign(console: Console, outcome: CampaignOutcome, seed: int) -> Non
         strikes.add_row(*row)
     console.print(strikes)
     report = outcome.report
-    account = Table(title="the client's ledger", show_header=False)
-    account.add_column("what")
-    account.add_column("value", justify="right")
     rows = (
         (
             "requests / completed / failed / refused",
@@ -248,10 +244,6 @@ def print_campaign(console: Console, outcome: CampaignOutcome, seed: int) -> Non
         ("lost / doubled / wrong / hung", f"{report.lost:,} / {report.doubled:,} / {report.wrong:,} / {outcome.hung:,}"),
         ("real seconds", f"{outcome.seconds:.1f}"),
     )
-    for entry in rows:
-        account.add_row(*entry)
-    console.print(account)
-    for problem in report.problems:
-        console.print(f"  {problem}", markup=False, style="red")
+    print_account(console, rows, report.problems)
     for failure in outcome.failures:
         console.print(f"FAILED: {failure}", markup=False, style="bold red")

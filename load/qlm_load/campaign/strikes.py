@@ -121,7 +121,6 @@ class Striker:
 
     @property
     def waiting(self) -> tuple[Strike, ...]:
-        """Strikes that are not done yet."""
         return tuple(self._waiting)
 
     def poll(self, now_s: float, ended_share: float, pids: Mapping[str, int], serving: Mapping[str, int]) -> list[Struck]:

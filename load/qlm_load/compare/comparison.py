@@ -7,14 +7,14 @@ first served.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from qlm_cli.console import columns
 from qlm_load.replay.ledger import Report
 from qlm_load.replay.summary import ServerCounts
 
@@ -34,11 +34,6 @@ class PolicyRun:
     run_s: float
     swaps: int
     gave_way: int | None = None
-
-
-def run_of(document: Mapping[str, Any]) -> PolicyRun:
-    """A run from its JSON document. Raises TypeError for another one."""
-    return PolicyRun(**document)
 
 
 def live_run(policy: str, report: Report, time_scale: float, counts: ServerCounts) -> PolicyRun:
@@ -110,24 +105,21 @@ POLICIES_CAPTION = "the same trace under each policy of the planner, simulated, 
 def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
     """One row a run: for more runs than fit side by side."""
     head, *body = zip(*comparison_rows(runs), strict=True)
-    table = Table()
-    for place, column in enumerate(head):
-        table.add_column(column, justify="right" if place else "left")
-    for row, run in zip(body, runs, strict=True):
-        table.add_row(NAMES.get(run.policy, run.policy), *row[1:])
-    console.print(POLICIES_CAPTION, style="italic", highlight=False, soft_wrap=True)
-    console.print(table)
+    labels = [NAMES.get(run.policy, run.policy) for run in runs]
+    _print(console, POLICIES_CAPTION, head, [[label, *row[1:]] for label, row in zip(labels, body, strict=True)])
 
 
 def print_comparison(console: Console, runs: Sequence[PolicyRun], caption: str = CAPTION) -> None:
     """Prints the table; it marks simulated runs."""
     head, *body = comparison_rows(runs)
-    table = Table()
-    for place, column in enumerate(head):
-        table.add_column(column, justify="right" if place else "left")
-    for row in body:
+    _print(console, caption, head, body)
+    if any(run.simulated for run in runs):
+        console.print(NOTE, highlight=False, soft_wrap=True)
+
+
+def _print(console: Console, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(*columns(head, head[1:]))
+    for row in rows:
         table.add_row(*row)
     console.print(caption, style="italic", highlight=False, soft_wrap=True)
     console.print(table)
-    if any(run.simulated for run in runs):
-        console.print(NOTE, highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qlm_load.compare.comparison import PolicyRun, run_of
+from qlm_load.compare.comparison import PolicyRun
 
 ERROR_BYTES_MAX = 1_000
 """Characters of a failed process's output that are reported, from its end."""
@@ -45,4 +45,4 @@ async def _run(policy: str, arguments: Sequence[str], timeout_s: float) -> Polic
     if process.returncode != 0:
         said = errors.decode(errors="replace")[-ERROR_BYTES_MAX:].strip()
         return FailedRun(why=f"the simulated run of {policy} failed: {said}", failed=True)
-    return run_of(json.loads(output))
+    return PolicyRun(**json.loads(output))

@@ -15,7 +15,6 @@ from qlm_sim.requests import SimRequest
 
 LIMIT_S = 3_600.0
 """Virtual seconds (real ones of the simulated run) after which a simulated run ends in any case."""
-SAMPLE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,6 @@ def simulated_run(
         requests,
         followed,
         seed=workload.seed,
-        sample_every_s=SAMPLE_EVERY_S,
         limit_s=LIMIT_S,
         poll_every_s=COARSE_S / time_scale,
         kills=kills,

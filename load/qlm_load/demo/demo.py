@@ -180,7 +180,6 @@ def write_summary(path: Path, outcome: DemoOutcome, compared: Sequence[PolicyRun
 
 
 def print_outcome(console: Console, outcome: DemoOutcome, config: DemoConfig) -> None:
-    """The kill log, the tables and the verdict."""
     print_kills(console, outcome.chaos.log, config.load.seed)
     print_report(console, outcome.report, outcome.counts, config.load.time_scale)
     cpu, run_s = outcome.cpu, outcome.report.run_s

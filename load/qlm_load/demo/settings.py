@@ -61,7 +61,6 @@ class DemoConfig(Section):
         return self
 
     def shares(self) -> tuple[ModelShare, ...]:
-        """The requested models."""
         given = self.load.model_shares or {model.name: 1.0 for model in self.models}
         return tuple(
             ModelShare(
@@ -77,5 +76,4 @@ class DemoConfig(Section):
 
 
 def demo_config_path() -> str:
-    """The demo's configuration in the QLM package."""
     return str(files("qlm_load").joinpath("data/demo.yaml"))

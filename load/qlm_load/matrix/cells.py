@@ -107,7 +107,6 @@ class Cell:
 
     @property
     def urgent(self) -> str:
-        """The class with the shortest SLO."""
         return min(self.traffic, key=lambda each: each.slo.seconds).slo_class
 
     @property
@@ -121,7 +120,6 @@ class Cell:
 
     @property
     def load(self) -> float:
-        """Arrivals over capacity."""
         return self.rate_per_s / capacity_per_s(self.models, self.gpus, self.lengths, model_shares(self.traffic))
 
 
@@ -176,7 +174,6 @@ def capacity_per_s(models: Sequence[ModelSpec], gpus: Sequence[str], lengths: st
 
 
 def model_shares(traffic: Sequence[Traffic]) -> dict[str, float]:
-    """Shares of the requests, by model."""
     shares: dict[str, float] = {}
     for each in traffic:
         shares[each.model] = shares.get(each.model, 0.0) + each.share

@@ -45,7 +45,6 @@ class CellRuns:
         self.runs.setdefault((task.variant, task.batch_max), {})[task.seed] = measures
 
     def mean(self, option: Option, name: str) -> float:
-        """Mean of a measure over seeds."""
         return float(np.mean([getattr(each, name) for each in self.runs[option].values()]))
 
     def rivals(self, kind: str) -> list[Option]:

@@ -28,7 +28,6 @@ BURSTY_SHAPE = 1 / 2.5**2
 """Shape of the Gamma distribution of gaps between bursty arrivals: a coefficient of variation of 2.5."""
 LIMIT_SPANS, LIMIT_MIN_S = 6.0, 1_800.0
 """A run ends after so many spans of its arrivals and at least so long; later requests count as late."""
-SAMPLE_EVERY_S = 60.0
 
 Settings = tuple[tuple[str, str], ...]
 """Names of settings and their values, as `--set` gives them."""
@@ -133,7 +132,7 @@ def run(task: CellTask) -> Measures:
         policy = policy_of(str(path), overrides)
     cluster = replace(cluster, predictions=policy.overload is Overload.REFUSE)  # they decide nothing else
     limit_s = max(LIMIT_SPANS * requests[-1].arrival_s, LIMIT_MIN_S)
-    result = simulate(cluster, requests, policy, seed=task.seed, sample_every_s=SAMPLE_EVERY_S, limit_s=limit_s)
+    result = simulate(cluster, requests, policy, seed=task.seed, limit_s=limit_s)
     return _measured(
         cell, requests, traffic, result.outcomes, limit_s, sum(result.swaps.values()), result.displaced, time.process_time() - began_s
     )
@@ -144,7 +143,6 @@ def _instances(cell: Cell) -> list[tuple[str, str]]:
 
 
 def _document(cell: Cell) -> dict[str, object]:
-    """The configuration file of a cell."""
     return {
         "models": [{"name": spec.name, "profile": spec.profile, "context_tokens_max": spec.context_tokens_max} for spec in cell.models],
         "agents": [

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from qlm_cli.console import columns
 from qlm_load.compare.comparison import NAMES
 from qlm_load.matrix.cells import BATCH_MAX
 from qlm_load.matrix.figures import BEST, EVERY, INTERACTIVE, QLM, CellRuns, Margin, Option
@@ -20,9 +21,7 @@ HEADS = ("cell", "load", "urgent", "margin", "all", "margin", "over", "best batc
 
 def print_table(console: Console, found: Sequence[CellRuns]) -> None:
     """Prints the table without cells in which QLM or all others did not run."""
-    table = Table()
-    for place, head in enumerate(HEADS):
-        table.add_column(head, justify="right" if 0 < place < len(HEADS) - 1 else "left", overflow="fold")
+    table = Table(*columns(HEADS, HEADS[1:-1], overflow="fold"))
     for each in found:
         if each.best_rival(EVERY) is not None and (QLM, BATCH_MAX) in each.runs:
             table.add_row(*_row(each))
@@ -59,7 +58,6 @@ def _points(margin: Margin | None) -> str:
 
 
 def name_of(option: Option) -> str:
-    """The option's name for people."""
     policy, at, own = option[0].partition("@")
     name = NAMES.get(policy, policy) + at + own
     return name if option[1] == BATCH_MAX else f"{name}, {option[1]}"

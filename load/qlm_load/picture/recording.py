@@ -6,10 +6,10 @@ Times are real seconds since the start of the replay, `time_scale` trace seconds
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from qlm_core.vocabulary.errors import ConfigError
 
@@ -86,12 +86,14 @@ class Recording:
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """All recorded instances, by name."""
         return tuple(sorted({name for frame in self.frames for name in frame.instances}))
 
     @property
     def duration_s(self) -> float:
         return self.frames[-1].at_s if self.frames else 0.0
+
+
+_RECORDING = TypeAdapter(Recording)
 
 
 def save(recording: Recording, path: Path) -> None:
@@ -104,23 +106,6 @@ def load(path: Path) -> Recording:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document.pop("format") != FORMAT:
             raise ConfigError(f"{path}: a recording of another version")
-        return Recording(
-            **{
-                **document,
-                "models": tuple(document["models"]),
-                "processes": tuple(document["processes"]),
-                "frames": tuple(_frame(frame) for frame in document["frames"]),
-                "kills": tuple(KillMark(**kill) for kill in document["kills"]),
-                "ends": tuple(EndMark(**end) for end in document["ends"]),
-            }
-        )
+        return _RECORDING.validate_python(document)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{path}: not a recording: {error}") from error
-
-
-def _frame(document: Mapping[str, Any]) -> ClusterFrame:
-    instances = {
-        name: InstanceFrame(**{**instance, "queue": tuple(QueuedPart(**part) for part in instance["queue"])})
-        for name, instance in document["instances"].items()
-    }
-    return ClusterFrame(**{**document, "instances": instances, "serving": tuple(document["serving"])})

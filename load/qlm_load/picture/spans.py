@@ -78,7 +78,6 @@ def model_swap_spans(recording: Recording, instance: str) -> list[Span]:
 
 
 def down_spans(recording: Recording, instance: str) -> list[Span]:
-    """When the agent did not answer."""
     return [
         span
         for span in _spans(recording, lambda frame: "" if _of(frame, instance, lambda seen: "up" if seen.up else "") else "down")
@@ -87,7 +86,6 @@ def down_spans(recording: Recording, instance: str) -> list[Span]:
 
 
 def serving_spans(recording: Recording, process: str) -> list[Span]:
-    """When a process served."""
     return [span for span in _spans(recording, lambda frame: process if process in frame.serving else "") if span.label]
 
 

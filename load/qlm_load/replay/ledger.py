@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+
+import numpy as np
 
 from qlm.values import RequestState, Result
 from qlm_load.workload.workload import Workload, WorkloadRequest
@@ -331,11 +332,4 @@ class Ledger:
 
 def quantile(values: Sequence[float], level: float) -> float:
     """Linear interpolation between order statistics; 0 without values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    position = level * (len(ordered) - 1)
-    for low, (left, right) in enumerate(pairwise(ordered)):
-        if low <= position <= low + 1:
-            return left + (right - left) * (position - low)
-    return ordered[-1]
+    return float(np.quantile(values, level)) if values else 0.0

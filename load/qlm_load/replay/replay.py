@@ -156,6 +156,5 @@ class Replay:
 
 
 def rotated(addresses: Sequence[str], by: int) -> tuple[str, ...]:
-    """The same addresses, rotated."""
     by %= len(addresses)
     return (*addresses[by:], *addresses[:by])

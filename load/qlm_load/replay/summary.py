@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from qlm_cli.console import columns
 from qlm_load.campaign.chaos import Kill
 from qlm_load.replay.ledger import Report
 
@@ -57,7 +58,6 @@ def summary_of(report: Report, counts: ServerCounts | None, kills: Sequence[Kill
 
 
 def kill_entry(kill: Kill) -> dict[str, object]:
-    """One line of the kill log."""
     return {
         "role": str(kill.role),
         "process": kill.process,
@@ -74,9 +74,9 @@ def kill_entry(kill: Kill) -> dict[str, object]:
 
 def print_report(console: Console, report: Report, counts: ServerCounts | None, time_scale: float) -> None:
     """The table. Seconds are trace seconds unless they say "real"."""
-    classes = Table(title=f"SLO attainment (trace time = {time_scale:g} x real time; from due to the last token)")
-    for column in ("class", "SLO", "requests", "attained", "p50", "p99"):
-        classes.add_column(column, justify="left" if column == "class" else "right")
+    figures = ("SLO", "requests", "attained", "p50", "p99")
+    title = f"SLO attainment (trace time = {time_scale:g} x real time; from due to the last token)"
+    classes = Table(*columns(("class", *figures), figures), title=title)
     for each in report.classes:
         classes.add_row(
             each.name,
@@ -87,9 +87,6 @@ def print_report(console: Console, report: Report, counts: ServerCounts | None, 
             f"{each.latency_p99_s:.1f} s",
         )
     console.print(classes)
-    run = Table(title="the client's ledger", show_header=False)
-    run.add_column("what")
-    run.add_column("value", justify="right")
     rows: list[tuple[str, str]] = [
         (
             "requests sent / accepted / completed / failed",
@@ -107,18 +104,23 @@ def print_report(console: Console, report: Report, counts: ServerCounts | None, 
         ("results read again and compared", f"{report.verified:,}"),
         ("lost / doubled / wrong tokens", f"{report.lost:,} / {report.doubled:,} / {report.wrong:,}"),
     ]
+    print_account(console, rows, report.problems)
+
+
+def print_account(console: Console, rows: Sequence[tuple[str, str]], problems: Sequence[str]) -> None:
+    """The client's ledger: what was counted and its value, then the problems."""
+    table = Table(*columns(("what", "value"), ("value",)), title="the client's ledger", show_header=False)
     for row in rows:
-        run.add_row(*row)
-    console.print(run)
-    for problem in report.problems:
+        table.add_row(*row)
+    console.print(table)
+    for problem in problems:
         console.print(f"  {problem}", markup=False, style="red")
 
 
 def print_kills(console: Console, kills: Sequence[Kill], seed: int) -> None:
-    """The kill log."""
-    table = Table(title=f"kill log (SIGKILL, seed {seed}; real time; ended: share of all requests)")
-    for column in ("at", "UTC", "process", "pid", "live held", "ended", "restarted after"):
-        table.add_column(column, justify="right" if column != "process" else "left")
+    title = f"kill log (SIGKILL, seed {seed}; real time; ended: share of all requests)"
+    figures = ("at", "UTC", "pid", "live held", "ended", "restarted after")
+    table = Table(*columns(("at", "UTC", "process", "pid", "live held", "ended", "restarted after"), figures), title=title)
     for kill in kills:
         again = "-" if kill.restarted_s is None else f"{kill.restarted_s:.1f} s as {kill.new_pid}"
         row = (

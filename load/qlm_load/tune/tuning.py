@@ -79,7 +79,6 @@ class Tuned:
         return "\n".join(lines) + "\n" + (yaml.safe_dump(tree, sort_keys=True) if tree else "")
 
     def as_json(self) -> dict[str, object]:
-        """All figures."""
         parts = {"own": asdict(self.own), "best": asdict(self.best), "trials": [asdict(trial) for trial in self.trials]}
         return {"chosen": dict(self.chosen), "better": self.better, **parts}
 
@@ -107,7 +106,6 @@ def split(workload: Workload, held_out: float) -> tuple[Workload, Workload]:
 
 
 def named(settings: Settings) -> str:
-    """Settings in one line."""
     options = settings.get("agent.engine_policy_options")
     parts = [str(settings[name]) for name in ("planner.policy", "agent.engine_policy") if name in settings]
     parts += [f"{name}={value}" for name, value in options.items()] if isinstance(options, Mapping) else []
@@ -115,7 +113,6 @@ def named(settings: Settings) -> str:
 
 
 def trial(settings: Settings, workload: Workload, run: Runner) -> Trial:
-    """Runs a workload under settings."""
     found = run(settings, workload)
     counts = dict.fromkeys(found.attainment, 0)
     for request in workload.requests:

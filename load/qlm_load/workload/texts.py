@@ -72,6 +72,5 @@ def in_wave(arrival_s: float) -> float:
 
 
 def chat_texts() -> Mapping[str, Sequence[str]]:
-    """Texts by class."""
     found: dict[str, list[str]] = yaml.safe_load(files("qlm_load").joinpath("data/chats.yaml").read_text(encoding="utf-8"))
     return found

@@ -108,7 +108,6 @@ class Workload:
         return not self.texts
 
     def prompt(self, request: WorkloadRequest) -> Prompt:
-        """The prompt as its client sends it."""
         return [{"role": "user", "content": self.texts[request.index]}] if self.texts else self.prompt_ids(request)
 
     def expected_output(self, request: WorkloadRequest) -> array[int]:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from pydantic import Field
 
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.machine import Learning
-from qlm_process.config import GrpcSettings, ModelSettings, QueueSettings, Section, TelemetrySettings
-from qlm_process.settings import Count, ListenAddress, Seconds, SecuritySettings
+from qlm_process.settings import (
+    Count,
+    GrpcSettings,
+    ListenAddress,
+    ModelSettings,
+    QueueSettings,
+    Seconds,
+    Section,
+    SecuritySettings,
+    TelemetrySettings,
+)
 
 
 class EstimatorSettings(Section):
@@ -33,12 +44,7 @@ class EstimatorSettings(Section):
 
     def learning(self) -> Learning:
         """Returns the machine's part of these settings."""
-        return Learning(
-            publish_every_s=self.publish_every_s,
-            memory_requests=self.memory_requests,
-            workload_rows_max=self.workload_rows_max,
-            hardware_rows_max=self.hardware_rows_max,
-        )
+        return Learning(**{each.name: getattr(self, each.name) for each in fields(Learning)})
 
 
 class EstimatorConfig(Section):

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.statistics.length_model import LengthGuess
 from qlm_core.vocabulary.instance import InstanceFacts
+from qlm_core.vocabulary.stream import EntryId
 from qlm_estimator.predictions import Judged, Predicted
-
-EntryId = tuple[int, int]
-"""Id of an entry of the event stream: milliseconds of the server's clock, and a sequence number within one."""
-
-
-def entry_id_of(text: str) -> EntryId:
-    """The two numbers of an entry id "<ms>-<n>"; "" and "0" are before all. Raises ValueError for anything else."""
-    ms, _, sequence = text.partition("-")
-    return (int(ms or "0"), int(sequence or "0"))
-
-
-def entry_text(entry_id: EntryId) -> str:
-    """As the server writes it."""
-    return f"{entry_id[0]}-{entry_id[1]}"
 
 
 class LifecycleKind(Enum):
@@ -87,6 +74,49 @@ class ReportedOperation:
     tokens: int = 0
 
 
+class Count(StrEnum):
+    """Events that are counted by the second."""
+
+    ACCEPTED = "accepted"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    OUTPUT_TOKENS = "output_tokens"
+    PULLED = "pulled"
+    UNPULLED = "unpulled"
+    EVICTED = "evicted"
+    RECOVERED = "recovered"
+    KV_OFFLOADED = "kv_offloaded"
+    KV_RESTORED = "kv_restored"
+    MODELS_SWAPPED = "models_swapped"
+    MODELS_WARMED = "models_warmed"
+    GROUPS_MOVED = "groups_moved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A request that ended as `state`, COMPLETED, FAILED, CANCELLED or EXPIRED. `latency_s`: acceptance to end; `slack_s`: seconds left
+    of its SLO when that was met, negative where it was missed, None where it cannot be judged; `wait_s`: acceptance to the first start,
+    None where that is not known."""
+
+    queue_id: str
+    at_s: float
+    state: Count
+    slo_class: str
+    latency_s: float
+    slack_s: float | None = None
+    wait_s: float | None = None
+    output_tokens: int = 0
+
+    @property
+    def outcome(self) -> str:
+        """ "attained", "missed" or "unjudged" (no SLO in seconds is known) of one that completed, else its state."""
+        if self.state is not Count.COMPLETED:
+            return str(self.state)
+        return "unjudged" if self.slack_s is None else "attained" if self.slack_s >= 0.0 else "missed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupClass:
     """The machine's part of a group's record."""
@@ -107,13 +137,6 @@ class QueueSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """The newest snapshot that was published, at the start."""
-
-    snapshot: ProfileSnapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """Rows that somebody brought, which were checked: they replace those of the same keys."""
 
@@ -121,18 +144,13 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntryRead:
-    """All events of this entry of the stream were given, or there were none."""
-
-    entry_id: EntryId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passed."""
+    """Time passed. `read_to`: an entry of the stream of which all events were given, if there were any."""
+
+    read_to: EntryId = (0, 0)
 
 
-Event = Lifecycle | ReportedOperation | QueueSeen | Restored | Imported | Predicted | Judged | EntryRead | Tick
+Event = Lifecycle | ReportedOperation | QueueSeen | Imported | Predicted | Ended | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,4 +171,4 @@ class HardwareUnknown:
     why: str
 
 
-Effect = Publish | HardwareUnknown
+Effect = Publish | HardwareUnknown | Judged

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import events_pb2
 from qlm_core.statistics.length_model import LengthGuess
-from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind, OperationKind, ReportedOperation, entry_id_of
-from qlm_estimator.outcomes.report import Ended, Outcomes
+from qlm_core.vocabulary.stream import EntryId, entry_id_of
+from qlm_estimator.events import Event, Lifecycle, LifecycleKind, OperationKind, ReportedOperation
+from qlm_estimator.outcomes.report import Outcomes
 from qlm_estimator.outcomes.wire import take
-from qlm_estimator.predictions import Judged, Predicted
 from qlm_process.wire import lengths as length_wire
 from qlm_queue.values import StreamEntry
 
@@ -32,11 +33,11 @@ _OPERATIONS = {
     events_pb2.EVENT_KIND_KV_RESTORED: OperationKind.KV_MOVED,
 }
 """Kinds that are in neither, of which a newer version may write some, teach nothing."""
+_COPIED = {each.name for each in fields(Lifecycle)} & set(events_pb2.RequestEvent.DESCRIPTOR.fields_by_name) - {"kind", "length_guess"}
+"""Fields that an event has as it is."""
 
 
-def events_of(
-    entry: StreamEntry, outcomes: Outcomes, classes: Mapping[str, str]
-) -> list[Lifecycle | ReportedOperation | Predicted | Judged | Ended]:
+def events_of(entry: StreamEntry, outcomes: Outcomes, classes: Mapping[str, str]) -> list[Event]:
     """The events of an entry that teach something, in order; all of them are counted in `outcomes`. `classes`: group id -> SLO class, for
     ends that do not name it. Raises ValueError where the entry is malformed."""
     try:
@@ -44,13 +45,15 @@ def events_of(
     except DecodeError as error:
         raise ValueError(f"entry {entry.entry_id} is no RequestEvents message") from error
     entry_id = entry_id_of(entry.entry_id)
-    found: list[Lifecycle | ReportedOperation | Predicted | Judged | Ended] = []
+    found: list[Event] = []
     for index, event in enumerate(message.events):
         if event.kind in _KINDS:
             found.append(_lifecycle(entry_id, index, event))
         elif event.kind in _OPERATIONS and event.took_s != 0.0:
             found.append(_operation(entry_id, index, event))
-        found += take(outcomes, event, entry_id[0] / 1000.0, classes)
+        taken = take(outcomes, event, entry_id[0] / 1000.0, classes)
+        if taken is not None:
+            found.append(taken)
     return found
 
 
@@ -59,20 +62,9 @@ def _lifecycle(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) ->
         kind=_KINDS[event.kind],
         entry_id=entry_id,
         index=index,
-        queue_id=event.queue_id,
-        group_id=event.group_id,
-        incarnation=event.incarnation,
-        attempt=event.attempt,
-        acceptance_number=event.acceptance_number,
-        prompt_tokens=event.prompt_tokens,
-        model=event.model,
-        slo_class=event.slo_class,
-        output_tokens=event.output_tokens,
-        first_token_s=event.first_token_s,
-        finished_s=event.finished_s,
-        paused_s=event.paused_s,
         started=event.kind != events_pb2.EVENT_KIND_UNPULLED,
         length_guess=_guess(event),
+        **{name: getattr(event, name) for name in _COPIED},
     )
 
 

@@ -18,11 +18,11 @@ from qlm_core.profiles.hardware_profile import HardwareKey, HardwareProfile
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.stream import entry_id_of
 from qlm_estimator.calibration.feedback import Feedback
 from qlm_estimator.events import (
     Effect,
-    EntryId,
-    EntryRead,
+    Ended,
     Event,
     GroupClass,
     HardwareUnknown,
@@ -32,13 +32,10 @@ from qlm_estimator.events import (
     Publish,
     QueueSeen,
     ReportedOperation,
-    Restored,
     Tick,
-    entry_id_of,
-    entry_text,
 )
 from qlm_estimator.lengths.requests import RequestLengths
-from qlm_estimator.predictions import Judged, Predicted
+from qlm_estimator.predictions import Predicted
 from qlm_estimator.speed.activity import Activity, FinishedRun
 from qlm_estimator.speed.base_rows import BaseRows
 from qlm_estimator.speed.factor import SpeedLearner
@@ -61,7 +58,6 @@ class Learning:
     memory_requests: float = 1000.0
     workload_rows_max: int = 4096
     hardware_rows_max: int = 4096
-    calibration_rows_max: int = 4096
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,9 +76,16 @@ class Counts:
 
 
 class EstimatorMachine:
-    """One queue's estimator, from an empty or restored state."""
+    """One queue's estimator. `restored`: the newest snapshot that was published, for all events up to its `last_event_id`."""
 
-    def __init__(self, *, learning: Learning, catalogue: Mapping[str, ModelSpec], shipped: tuple[HardwareProfile, ...]) -> None:
+    def __init__(
+        self,
+        *,
+        learning: Learning,
+        catalogue: Mapping[str, ModelSpec],
+        shipped: tuple[HardwareProfile, ...],
+        restored: ProfileSnapshot | None = None,
+    ) -> None:
         self.counts = Counts()
         self._learning = learning
         self._catalogue = catalogue
@@ -90,18 +93,18 @@ class EstimatorMachine:
         self._base = BaseRows(shipped=shipped, facts={spec.profile: spec.facts for spec in catalogue.values()})
         self._speeds = SpeedLearner(base=self._base, rows_max=learning.hardware_rows_max)
         self._unseen_operations: deque[ReportedOperation] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
-        self._feedback = Feedback(rows_max=learning.calibration_rows_max, slowdown_of=self._slowdown)
-        self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
+        self._feedback = Feedback(slowdown_of=self._slowdown)
+        self._snapshot = restored or ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
         self._published_s = -float("inf")
         self._learned = False
-        self._last_entry: EntryId = (0, 0)
-        self._last_index = -1
-        self._read: EntryId = (0, 0)
+        self._read = entry_id_of(self._snapshot.last_event_id)
+        self._last = (self._read, sys.maxsize)  # entry and index of an event
         self._last_accepted = 0
         self._instances: dict[str, InstanceFacts] = {}
         self._activities: dict[str, Activity] = {}
         self._groups: Mapping[str, GroupClass] = {}
         self._unknown: set[HardwareKey] = set()
+        self._restore(self._snapshot)
 
     @property
     def snapshot(self) -> ProfileSnapshot:
@@ -111,33 +114,29 @@ class EstimatorMachine:
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Takes an event at `now_s` of the queue's clock. A publication that failed is not asked for again: the next one replaces it. None
         is made between the events of an entry, so that each holds all events up to its `last_event_id`, and nothing after it."""
+        effects: list[Effect] = []
         match event:
             case Lifecycle() | ReportedOperation():
                 self._learn(event)
             case QueueSeen():
                 self._see(event)
-            case Restored():
-                self._restore(event.snapshot)
-                self._snapshot = event.snapshot
-                self._read = self._last_entry = entry_id_of(event.snapshot.last_event_id)
-                self._last_index = sys.maxsize
+                effects += self._unknown_hardware(event.instances)
             case Imported():
                 self._restore(event.snapshot)
                 self._learned, self._published_s = True, -float("inf")
-            case Predicted():
-                self._feedback.predict(event)
-            case Judged():
-                self.counts.judged += 1
-                self._learned |= self._feedback.judge(event)
-            case EntryRead():
-                self._read = max(self._read, event.entry_id)
+            case Predicted() | Ended():
+                judged = self._feedback.predict(event) if isinstance(event, Predicted) else self._feedback.end(event)
+                if judged is not None:
+                    self.counts.judged += 1
+                    self._learned = True
+                    effects.append(judged)
             case Tick():
-                pass
+                self._read = max(self._read, event.read_to)
             case _:
                 assert_never(event)
-        between_entries = not isinstance(event, Lifecycle | ReportedOperation | Predicted | Judged)
-        found = self._unknown_hardware(event.instances) if isinstance(event, QueueSeen) else ()
-        return [*found, *(self._publish_if_due(now_s) if between_entries else ())]
+        if isinstance(event, QueueSeen | Imported | Tick):
+            effects += self._publish_if_due(now_s)
+        return effects
 
     def _unknown_hardware(self, instances: tuple[InstanceFacts, ...]) -> Iterator[Effect]:
         """Each pair once."""
@@ -150,13 +149,9 @@ class EstimatorMachine:
                 why = why_none(*key, spec.facts)
                 yield HardwareUnknown(instance=instance.name, gpu=instance.gpu, n_gpu=instance.n_gpu, model=spec.profile, why=why)
 
-    # Feedback ---------------------------------------------------------------------------------------------------------
-
     def _slowdown(self, model: str, instance: str) -> float:
         spec = self._catalogue.get(model)
         return 1.0 if spec is None else self._speeds.slowdown(instance, spec.profile)
-
-    # Publication ------------------------------------------------------------------------------------------------------
 
     def _publish_if_due(self, now_s: float) -> list[Effect]:
         if now_s < self._published_s:  # the clock was set back
@@ -173,9 +168,9 @@ class EstimatorMachine:
             made_s=now_s,
             hardware=self._speeds.profiles(),
             workload=self._lengths.profiles(),
-            length_model=self._lengths.length_model(),
+            length_model=self._lengths.predictor.model(),
             calibration=CalibrationTable(self._feedback.profiles(now_s)),
-            last_event_id=entry_text(self._read) if self._read > (0, 0) else "",
+            last_event_id="{}-{}".format(*self._read) if self._read > (0, 0) else "",
         )
         return [Publish(snapshot=self._snapshot)]
 
@@ -184,29 +179,25 @@ class EstimatorMachine:
         self._lengths.restore(snapshot)
         self._speeds.restore(snapshot.hardware)
 
-    # The queue --------------------------------------------------------------------------------------------------------
-
     def _see(self, seen: QueueSeen) -> None:
         """Incarnations that are new to the machine begin with what the reading says of them; others go on by their events."""
         self._groups = seen.groups
         self._instances = {facts.incarnation: facts for facts in seen.instances}
         self._activities = {
             incarnation: self._activities.get(incarnation)
-            or Activity(since=max(seen.last_event, self._last_entry), running=seen.running.get(incarnation, 0))
+            or Activity(since=max(seen.last_event, self._last[0]), running=seen.running.get(incarnation, 0))
             for incarnation in self._instances
         }
         for operation in self._unseen_operations:  # who is not known by now is gone
             self._learn_operation(operation)
         self._unseen_operations.clear()
 
-    # Lifecycle --------------------------------------------------------------------------------------------------------
-
     def _learn(self, event: Lifecycle | ReportedOperation) -> None:
         self.counts.events += 1
-        if (event.entry_id, event.index) <= (self._last_entry, self._last_index):
+        if (event.entry_id, event.index) <= self._last:
             self.counts.repeated += 1
             return
-        self._last_entry, self._last_index = event.entry_id, event.index
+        self._last = (event.entry_id, event.index)
         if isinstance(event, ReportedOperation):
             if event.incarnation in self._instances:
                 self._learn_operation(event)
@@ -226,7 +217,6 @@ class EstimatorMachine:
             case LifecycleKind.ENDED:
                 self._lengths.ended(event)
                 self._leave(event)
-                self._feedback.forget(event.queue_id)
             case LifecycleKind.COMPLETED:
                 self._completed(event)
             case _:
@@ -300,9 +290,7 @@ class EstimatorMachine:
         self.counts.lengths += 1
         self._learned = True
         instance = self._instances.get(event.incarnation)
-        if instance is None:
-            return
-        if run is not None and run.run.attempt == event.attempt == 1:
+        if instance is not None and run is not None and run.run.attempt == event.attempt == 1:
             added = self._speeds.add(instance, spec.profile, run, event.output_tokens)
             self.counts.speeds += added
             self.counts.refused += not added

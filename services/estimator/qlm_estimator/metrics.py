@@ -1,4 +1,4 @@
-"""Prometheus metrics of the estimator."""
+"""Prometheus metrics of the estimator. Sample counts and shares of priors are in the profiles themselves (`qlm profiles export`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from prometheus_client import Counter, Gauge
 
 from qlm_core.profiles.hardware_profile import TIMED_OPERATIONS, OperationSlowdown
 from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_estimator.events import Ended
 from qlm_estimator.machine import Counts
-from qlm_estimator.outcomes.report import CalibrationRow, Ended
+from qlm_estimator.outcomes.report import CalibrationRow
 from qlm_process.metrics import Metrics
 
 
@@ -19,34 +20,24 @@ class EstimatorMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leader = self._gauge("leader", "1 while this process is the leader, which learns and publishes.")
-        self.version = self._gauge("profile_version", "Version of the newest profile snapshot.")
-        self._of_snapshot = {name: self._gauge(name, text, labels) for name, (text, labels) in _SNAPSHOT.items()}
-        self.publications = Counter("qlm_estimator_publications_total", "Profile snapshots published.", registry=self.registry)
-        self.malformed = Counter(
-            "qlm_estimator_malformed_entries_total", "Entries of the event stream that could not be read.", registry=self.registry
-        )
-        self.outcomes = Counter(
-            "qlm_estimator_outcomes_total",
+        self._gauges = {
+            name: Gauge(f"qlm_estimator_{name}", text, labels.split(), registry=self.registry) for name, (labels, text) in _GAUGES.items()
+        }
+        self.leader = self._gauges["leader"]
+        self.malformed = self._counter("malformed_entries", "Entries of the event stream that could not be read.")
+        self.outcomes = self._counter(
+            "outcomes",
             "Requests that ended, by SLO class and outcome: attained, missed, unjudged (completed, and no SLO in seconds is known), or the "
             "state that they ended in.",
             ("slo_class", "outcome"),
-            registry=self.registry,
         )
-        self._calibration = {
-            name: self._gauge(f"calibration_{name}", f"{text}, over the last hour of judged predictions; {LABELS_TEXT}", (*LABELS, *extra))
-            for name, (text, extra) in _CALIBRATION.items()
-        }
-        self._counters = {
-            name: Counter(f"qlm_estimator_{metric}_total", text, registry=self.registry) for name, (metric, text) in _COUNTERS.items()
-        }
+        self._counters = {name: self._counter(metric, text) for name, (metric, text) in _COUNTERS.items()}
         self._reported = Counts()
 
-    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(f"qlm_estimator_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"qlm_estimator_{name}_total", text, labels, registry=self.registry)
 
     def count_outcome(self, ended: Ended) -> None:
-        """A request ended."""
         self.outcomes.labels(ended.slo_class, ended.outcome).inc()
 
     def new_leader(self) -> None:
@@ -56,16 +47,15 @@ class EstimatorMetrics(Metrics):
 
     def report_calibration(self, rows: Iterable[CalibrationRow]) -> None:
         """Shows these rows and no others."""
-        for gauge in self._calibration.values():
-            gauge.clear()
+        self._clear("calibration_samples", "calibration_bias_seconds", "calibration_r2_ratio", "calibration_coverage_ratio")
         for row in rows:
             labels = (str(row.time), row.depth)
-            self._calibration["samples"].labels(*labels).set(row.samples)
-            self._calibration["bias_seconds"].labels(*labels).set(row.bias_s)
+            self._show("calibration_samples", row.samples, *labels)
+            self._show("calibration_bias_seconds", row.bias_s, *labels)
             if row.r2 is not None:
-                self._calibration["r2_ratio"].labels(*labels).set(row.r2)
+                self._show("calibration_r2_ratio", row.r2, *labels)
             for level, within in (("0.5", row.within_p50), ("0.9", row.within_p90), ("0.99", row.within_p99)):
-                self._calibration["coverage_ratio"].labels(*labels, level).set(within)
+                self._show("calibration_coverage_ratio", within, *labels, level)
 
     def report_counts(self, counts: Counts) -> None:
         """Adds what a machine counted since the last report."""
@@ -76,70 +66,61 @@ class EstimatorMetrics(Metrics):
 
     def report_snapshot(self, snapshot: ProfileSnapshot) -> None:
         """Shows a snapshot; rows that it lacks disappear."""
-        self.version.set(snapshot.version)
-        for gauge in self._of_snapshot.values():
-            gauge.clear()
+        self._gauges["profile_version"].set(snapshot.version)
+        self._clear("slowdown_ratio", "operation_slowdown_ratio", "output_mean_tokens", "length_model_used", "length_model_gain_ratio")
         for hardware in snapshot.hardware:
             if hardware.instance:
-                labels = (hardware.instance, hardware.model)
-                self._show("slowdown_ratio", labels, hardware.slowdown)
-                self._show("slowdown_samples", labels, hardware.samples)
-                self._show("prior_share_ratio", labels, hardware.prior_share)
+                self._show("slowdown_ratio", hardware.slowdown, hardware.instance, hardware.model)
                 for name in TIMED_OPERATIONS:
                     operation: OperationSlowdown = getattr(hardware, name)
                     if operation.samples:
-                        self._show("operation_slowdown_ratio", (*labels, name), operation.slowdown)
-                        self._show("operation_slowdown_samples", (*labels, name), operation.samples)
+                        self._show("operation_slowdown_ratio", operation.slowdown, hardware.instance, hardware.model, name)
         for workload in snapshot.workload:
             if not workload.slo_class and not workload.token_class:
-                self._show("output_mean_tokens", (workload.model,), workload.output_tokens_mean)
-                self._show("output_samples", (workload.model,), workload.samples)
-                self._show("output_censored_samples", (workload.model,), workload.censored)
+                self._show("output_mean_tokens", workload.output_tokens_mean, workload.model)
         for score in snapshot.length_model.scores:
-            self._show("length_model_used", (score.model,), score.used)
-            self._show("length_model_gain_ratio", (score.model,), score.gain)
+            self._show("length_model_used", score.used, score.model)
+            self._show("length_model_gain_ratio", score.gain, score.model)
 
-    def _show(self, name: str, labels: Sequence[str], value: float) -> None:
-        self._of_snapshot[name].labels(*labels).set(value)
+    def _clear(self, *names: str) -> None:
+        for name in names:
+            self._gauges[name].clear()
+
+    def _show(self, name: str, value: float, *labels: str) -> None:
+        self._gauges[name].labels(*labels).set(value)
 
 
-_SNAPSHOT: dict[str, tuple[str, tuple[str, ...]]] = {
-    "slowdown_ratio": ("Measured over shipped durations of a model's runs on an instance.", ("instance", "model")),
-    "slowdown_samples": ("Runs behind the slowdown, faded.", ("instance", "model")),
-    "prior_share_ratio": ("How much of a slowdown is what was believed before any run: 1 without runs.", ("instance", "model")),
+JUDGED = "judged in the last hour; `time`: wait or completion; `depth`: requests ahead, up to this power of four, empty: any"
+_GAUGES = {
+    "leader": ("", "1 while this process is the leader, which learns and publishes."),
+    "profile_version": ("", "Version of the newest profile snapshot."),
+    "slowdown_ratio": ("instance model", "Measured over shipped durations of a model's runs on an instance."),
     "operation_slowdown_ratio": (
+        "instance model operation",
         "Measured over profiled durations of an operation on an instance: swap_warm and swap_cold (a model becomes active, from host "
         "memory or from disk), kv_swap.",
-        ("instance", "model", "operation"),
     ),
-    "operation_slowdown_samples": ("Operations behind that.", ("instance", "model", "operation")),
-    "output_mean_tokens": ("Mean output of a model's finished requests.", ("model",)),
-    "output_samples": ("Finished requests behind the mean output, faded.", ("model",)),
-    "output_censored_samples": (
-        "Requests of a model that have not ended, or never will, whose length so far its figures take as a lower bound.",
-        ("model",),
-    ),
+    "output_mean_tokens": ("model", "Mean output of a model's finished requests."),
     "length_model_used": (
+        "model",
         "1 where outputs of single requests are predicted by the length model, 0 where the median of their group is nearer.",
-        ("model",),
     ),
     "length_model_gain_ratio": (
+        "model",
         "By how much the length model's mean absolute error was below that of the group median lately, used or not.",
-        ("model",),
+    ),
+    "calibration_samples": ("time depth", f"Predictions that clients were shown and whose time is known, {JUDGED}"),
+    "calibration_coverage_ratio": (
+        "time depth level",
+        f"Share of requests within the predicted quantile: right where it is the `level`, {JUDGED}",
+    ),
+    "calibration_bias_seconds": ("time depth", f"Mean time of requests after the predicted median; negative: before, {JUDGED}"),
+    "calibration_r2_ratio": (
+        "time depth",
+        f"Share of the variance of actual times that the predicted medians explain, from ten samples on, {JUDGED}",
     ),
 }
-"""Gauges of the newest snapshot: name -> help and labels."""
-
-LABELS = ("time", "depth")
-LABELS_TEXT = "`time`: wait or completion; `depth`: requests ahead, the power of four at or above, empty: any"
-
-_CALIBRATION: dict[str, tuple[str, tuple[str, ...]]] = {
-    "samples": ("Predictions that clients were shown and whose time is known", ()),
-    "coverage_ratio": ("Share of requests within the predicted quantile: right where it is the `level`", ("level",)),
-    "bias_seconds": ("Mean time of requests after the predicted median; negative: before", ()),
-    "r2_ratio": ("Share of the variance of actual times that the predicted medians explain, from ten samples on", ()),
-}
-"""Name -> help and further labels."""
+"""Name -> labels and help."""
 
 _COUNTERS = {
     "events": ("events", "Lifecycle events read."),

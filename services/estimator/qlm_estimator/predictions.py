@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qlm_core.statistics.distribution import Normal, normal_quantile
+from qlm_core.vocabulary.group import prompt_class
 
 OUTSTANDING_MAX = 10_000
 """Predictions whose requests have not ended that are kept; beyond it new ones are left out, since the longest waits would otherwise never
@@ -17,12 +18,10 @@ DEPTH_EXPONENT_MAX = 9
 
 @dataclass(frozen=True, slots=True)
 class PredictedQuantiles:
-    """Quantiles of a time from acceptance, in seconds, as the client got them. `own`: its moments as the formulas gave them, before
+    """A time from acceptance as the client got it: `seconds` of each of LEVELS. `own`: its moments as the formulas gave them, before
     calibration."""
 
-    p50_s: float
-    p90_s: float
-    p99_s: float
+    seconds: tuple[float, ...]
     own: Normal
 
 
@@ -40,7 +39,6 @@ class Predicted:
     n_gpu: int = 0
     instance: str = ""
     requests_ahead: int = 0
-    profile_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +56,11 @@ def quantiles_of(p50_s: float, p90_s: float, p99_s: float = 0.0, own: Normal | N
     """Quantiles of which only the first two need to be known: the others are those of the normal through them."""
     deviation_s = max(0.0, p90_s - p50_s) / normal_quantile(0.9)
     normal = Normal(p50_s, deviation_s * deviation_s)
-    return PredictedQuantiles(p50_s=p50_s, p90_s=p90_s, p99_s=max(p90_s, p99_s or normal.quantile(0.99)), own=own or normal)
+    return PredictedQuantiles((p50_s, p90_s, max(p90_s, p99_s or normal.quantile(0.99))), own or normal)
 
 
 def depth_class(requests_ahead: int) -> str:
     """The power of four at or above the requests ahead: "16" for 5 to 16; "0" for none, "262144+" beyond the largest."""
     if requests_ahead <= 0:
         return "0"
-    for exponent in range(DEPTH_EXPONENT_MAX + 1):
-        if requests_ahead <= 4**exponent:
-            return str(4**exponent)
-    return f"{4**DEPTH_EXPONENT_MAX}+"
+    return prompt_class(requests_ahead) if requests_ahead <= 4**DEPTH_EXPONENT_MAX else f"{4**DEPTH_EXPONENT_MAX}+"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from qlm.api.v1.estimator_pb2_grpc import add_EstimatorServicer_to_server
 from qlm_core.profiles.hardware_prior import model_facts
@@ -55,48 +54,30 @@ class EstimatorProcess:
             shipped=self._shipped,
             metrics=self._metrics,
         )
-        service = EstimatorService(
-            queue=self._queue,
-            clock=clock,
-            shipped=self._shipped,
-            leader=shell,
-        )
-        server = GrpcServer(
-            settings.listen,
-            [lambda to: add_EstimatorServicer_to_server(service, to)],
-            [SERVICE_NAME],
-            settings.grpc,
-            self._config.security,
-        )
+        service = EstimatorService(queue=self._queue, clock=clock, shipped=self._shipped, leader=shell)
+        add = [lambda to: add_EstimatorServicer_to_server(service, to)]
+        server = GrpcServer(settings.listen, add, [SERVICE_NAME], settings.grpc, self._config.security)
         try:
             if not await reach_queue(self._queue, clock, stop):
                 return
             await server.start()
             address = settings.advertise or server.address
-            election = RoleElection(
-                self._queue,
-                ESTIMATOR_ROLE,
-                address,
-                ttl_s=self._config.queue.lease_ttl_s,
-                renew_s=self._config.queue.lease_renew_s,
-            )
+            queue = self._config.queue
+            election = RoleElection(self._queue, ESTIMATOR_ROLE, address, ttl_s=queue.lease_ttl_s, renew_s=queue.lease_renew_s)
             await server.set_serving(True)
             on_ready(address)
-            await self._until_stopped(stop, shell.run(election), server)
+            async with asyncio.TaskGroup() as group:
+                leader = group.create_task(shell.run(election), name="estimator-leader")
+                health = group.create_task(self._follow_health(server), name="estimator-health")
+                await stop.wait()
+                health.cancel()
+                await asyncio.wait([health])
+                # Nobody is sent here any more before the lease is given back, so that the standby leads without waiting for it to expire.
+                await server.set_serving(False)
+                leader.cancel()
         finally:
             await server.stop()
             await clock.stop()
-
-    async def _until_stopped(self, stop: asyncio.Event, leading: Coroutine[Any, Any, None], server: GrpcServer) -> None:
-        async with asyncio.TaskGroup() as group:
-            leader = group.create_task(leading, name="estimator-leader")
-            health = group.create_task(self._follow_health(server), name="estimator-health")
-            await stop.wait()
-            health.cancel()
-            await asyncio.wait([health])
-            # Nobody is sent here any more before the lease is given back, so that the standby leads without waiting for it to expire.
-            await server.set_serving(False)
-            leader.cancel()
 
     async def _follow_health(self, server: GrpcServer) -> None:
         while True:

@@ -27,30 +27,23 @@ WINDOW_S = 300.0
 
 
 class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
-    def __init__(
-        self,
-        *,
-        queue: Queue,
-        clock: ServerClock,
-        shipped: ProfileSnapshot,
-        leader: EstimatorShell,
-    ) -> None:
+    def __init__(self, *, queue: Queue, clock: ServerClock, shipped: ProfileSnapshot, leader: EstimatorShell) -> None:
         self._leader = leader
         self._queue = queue
         self._clock = clock
         self._snapshot = shipped
-        self._unreadable = -1
+        self._version = -1  # read last
 
     async def GetProfiles(  # noqa: N802 (gRPC names it)
         self, request: estimator_pb2.GetProfilesRequest, context: Context
     ) -> estimator_pb2.ProfileSnapshot:
         """The newest snapshot that was published and can be read; version 0, the shipped one, where none was. Raises Unavailable."""
         version, body = await self._queue.read_profiles()
-        if body and version not in (self._snapshot.version, self._unreadable):
+        if body and version != self._version:
+            self._version = version
             try:
                 self._snapshot = profile_wire.from_body(body)
             except ValueError as error:
-                self._unreadable = version
                 structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
         return profile_wire.to_proto(self._snapshot)
 
@@ -71,20 +64,14 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         """Raises InvalidRequest, PreconditionFailed (NOT_LEADER) on a standby, and Unavailable."""
         if self._leader.outcomes is None:
             raise await self._not_leader()
-        # Bounded before it is read, which takes its time; version and time of a snapshot are not taken.
+        # Bounded before it is read, which takes its time.
         given = request.profiles
         if max(len(given.hardware), len(given.workload), len(given.calibration)) > ROWS_MAX:
             raise invalid_field("profiles", f"at most {ROWS_MAX} rows of each kind")
         if max(len(given.length_model.features), len(given.length_model.scores)) > WEIGHTS_MAX:
             raise invalid_field("profiles", f"a length model of at most {WEIGHTS_MAX} features")
-        profiles = estimator_pb2.ProfileSnapshot(
-            hardware=given.hardware,
-            workload=given.workload,
-            calibration=given.calibration,
-            length_model=given.length_model if given.HasField("length_model") else None,
-        )
         try:
-            rows = importable(profile_wire.from_proto(profiles))
+            rows = importable(profile_wire.from_proto(given))
         except ValueError as error:
             raise invalid_field("profiles", f"rows of sound figures: {error}") from error
         version = await self._leader.take_import(rows)

@@ -12,23 +12,14 @@ import structlog
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.errors import LeaseLost, PreconditionFailed, Unavailable
 from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.stream import entry_id_of
 from qlm_estimator.config import EstimatorSettings
-from qlm_estimator.events import (
-    EntryRead,
-    Event,
-    GroupClass,
-    HardwareUnknown,
-    Imported,
-    Publish,
-    QueueSeen,
-    Restored,
-    Tick,
-    entry_id_of,
-)
+from qlm_estimator.events import Ended, Event, GroupClass, HardwareUnknown, Imported, Publish, QueueSeen, Tick
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes
+from qlm_estimator.outcomes.report import WINDOW_MAX_S, Outcomes
+from qlm_estimator.predictions import Judged
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.instances import instances_in
 from qlm_process.queue.leases import LeaseKeeper, RoleElection, Sleep
@@ -116,7 +107,7 @@ class EstimatorShell:
                     for entry in entries:
                         after = entry.entry_id
                         await self._learn(keeper, machine, entry)
-                        await self._step(keeper, machine, EntryRead(entry_id=entry_id_of(entry.entry_id)))
+                        await self._step(keeper, machine, Tick(read_to=entry_id_of(entry.entry_id)))
                     await self._step(keeper, machine, Tick())
                 self._report(machine)
                 if 0 < len(entries) < self._settings.events_read_max:
@@ -140,26 +131,23 @@ class EstimatorShell:
     async def _restored(self) -> tuple[EstimatorMachine, str]:
         """A machine with what was published last, and the id of the last entry that this was learned from: it reads on after that. Without
         a publication it reads all that is kept."""
-        machine = EstimatorMachine(learning=self._settings.learning(), catalogue=self._catalogue, shipped=self._shipped.hardware)
         version, body = await self._queue.read_profiles()
-        snapshot = self._parsed(version, body)
-        machine.step(self._clock.now_s(), Restored(snapshot=snapshot))
+        try:
+            snapshot = profile_wire.from_body(body) if body else self._shipped
+        except ValueError as error:  # of another version of QLM: nothing learned, but its version goes on
+            structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
+            snapshot = replace(self._shipped, version=version)
+        machine = EstimatorMachine(
+            learning=self._settings.learning(), catalogue=self._catalogue, shipped=self._shipped.hardware, restored=snapshot
+        )
         # A publication from before any entry was read: from its time on.
         after = snapshot.last_event_id or f"{max(0, round(snapshot.made_s * 1000.0))}-0"
         self.outcomes = Outcomes(since_s=snapshot.made_s or self._clock.now_s())
         self._metrics.new_leader()
-        self._metrics.report_snapshot(machine.snapshot)
+        self._metrics.report_snapshot(snapshot)
         self._metrics.leader.set(1)
-        structlog.get_logger().info("estimator_leads", version=machine.snapshot.version, rows=len(machine.snapshot.workload))
+        structlog.get_logger().info("estimator_leads", version=snapshot.version, rows=len(snapshot.workload))
         return machine, after
-
-    def _parsed(self, version: int, body: bytes) -> ProfileSnapshot:
-        """The published snapshot; what cannot be read (of another version of QLM) counts as nothing learned, but its version goes on."""
-        try:
-            return profile_wire.from_body(body) if body else self._shipped
-        except ValueError as error:
-            structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
-            return replace(self._shipped, version=version)
 
     async def _learn(self, keeper: LeaseKeeper, machine: EstimatorMachine, entry: StreamEntry) -> None:
         assert self.outcomes is not None, "a leader has them"
@@ -172,8 +160,7 @@ class EstimatorShell:
         for event in happened:
             if isinstance(event, Ended):
                 self._metrics.count_outcome(event)
-            else:
-                await self._step(keeper, machine, event)
+            await self._step(keeper, machine, event)
 
     async def _step(self, keeper: LeaseKeeper, machine: EstimatorMachine, event: Event) -> None:
         for effect in machine.step(self._clock.now_s(), event):
@@ -181,8 +168,10 @@ class EstimatorShell:
                 case Publish():
                     snapshot = effect.snapshot
                     await self._queue.publish_profiles(keeper.lease, snapshot.version, profile_wire.to_body(snapshot))
-                    self._metrics.publications.inc()
                     self._metrics.report_snapshot(snapshot)
+                case Judged():
+                    assert self.outcomes is not None, "a leader has them"
+                    self.outcomes.judge(effect)
                 case HardwareUnknown():
                     structlog.get_logger().warning("hardware_unknown", **asdict(effect))
                 case _:
@@ -198,11 +187,7 @@ def queue_seen(overview: Overview) -> QueueSeen:
         instances=instances,
         running={facts.incarnation: running.get(facts.name, 0) for facts in instances},
         groups={
-            group_id: GroupClass(
-                model=record.meta.get("model", ""),
-                slo_class=record.meta.get("slo_class", ""),
-                token_class=record.meta.get("token_class", ""),
-            )
+            group_id: GroupClass(**{name: record.meta.get(name, "") for name in ("model", "slo_class", "token_class")})
             for group_id, record in overview.groups.items()
         },
     )

@@ -70,3 +70,14 @@ class GatewayMetrics(Metrics):
         )
         self.model_loads = ModelLoadCollector()
         self.registry.register(self.model_loads)
+        # Behind it: its reading sets them.
+        self.oldest_request = Gauge(
+            "qlm_gateway_oldest_request_seconds",
+            "Age of the oldest request that has not ended, of the whole queue.",
+            registry=self.registry,
+        )
+        self.held_ratio = Gauge(
+            "qlm_gateway_held_ratio",
+            "Largest share of a bound in bytes that requests and results hold: of the queue, a tenant or an SLO class.",
+            registry=self.registry,
+        )

@@ -14,9 +14,8 @@ import click
 import yaml
 from rich.table import Table
 
-from qlm_cli.console import plain_console
+from qlm_cli.console import json_text, plain_console
 from qlm_cli.deploy.files import server_command, write_agent
-from qlm_cli.json_text import json_text
 from qlm_cli.serve.gpus import SMI_TIMEOUT_S, profile_name
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_deploy.deployers import DEPLOYERS

@@ -14,9 +14,9 @@ from typing import get_args
 import click
 from rich.table import Table
 
-from qlm_cli.console import plain_console
+from qlm_cli.console import columns, plain_console
 from qlm_cli.models.found_model import FoundModel, find_models, read_model
-from qlm_cli.models.needed_packages import need
+from qlm_cli.models.model_folder import need
 from qlm_cli.models.smollm2 import NAME, WeightType, make_smollm2
 
 FOLDER = "qlm-models"
@@ -106,9 +106,8 @@ def _document(model: FoundModel) -> dict[str, object]:
 
 
 def _table(found: list[FoundModel]) -> Table:
-    table = Table()
-    for heading in ("name", "architecture", "parameters", "size", "context", "tokenizer"):
-        table.add_column(heading, justify="right" if heading in ("parameters", "size", "context") else "left", no_wrap=True)
+    figures = ("parameters", "size", "context")
+    table = Table(*columns(("name", "architecture", *figures, "tokenizer"), figures, no_wrap=True))
     for model in found:
         sizes = (_parameters(model), f"{model.size_bytes / 1e6:,.0f} MB", f"{model.context_tokens:,}")
         table.add_row(model.name, model.architecture, *sizes, "yes" if model.tokenizer else "no")

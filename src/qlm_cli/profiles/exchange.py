@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 
 from qlm.api.v1 import estimator_pb2
-from qlm_cli.console import plain_console
+from qlm_cli.console import columns, plain_console
 from qlm_cli.options import address_option
 from qlm_cli.profiles.estimator_calls import asked, estimator_option
 from qlm_core.profiles.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
@@ -24,6 +24,7 @@ from qlm_process.wire import profile as profile_wire
 
 CLASSES_SHOWN = 20
 """Classes of requests in the table: those that most is known of."""
+WORKLOAD_SHOWN = ("model", "slo_class", "token_class", "prompt_tokens_mean", "output_tokens_mean", "output_tokens_variance")
 ORIGINS = {"": "shipped", "facts": "from facts", "measured": "measured"}
 OPERATION_TEXTS: Mapping[str, tuple[str, Callable[[HardwareProfile], str]]] = {
     "swap_warm": ("load, from host memory", lambda row: f"{row.swap_s(warm=True):.2f} s"),
@@ -119,12 +120,7 @@ def _document(snapshot: ProfileSnapshot) -> dict[str, object]:
     ]
     workload = [
         {
-            "model": row.model,
-            "slo_class": row.slo_class,
-            "token_class": row.token_class,
-            "prompt_tokens_mean": row.prompt_tokens_mean,
-            "output_tokens_mean": row.output_tokens_mean,
-            "output_tokens_variance": row.output_tokens_variance,
+            **{name: getattr(row, name) for name in WORKLOAD_SHOWN},
             "output_tokens_p50": row.output_curve().quantile(0.5),
             "output_tokens_p90": row.output_curve().quantile(0.9),
             "samples": row.samples,
@@ -144,9 +140,11 @@ def _document(snapshot: ProfileSnapshot) -> dict[str, object]:
 
 
 def _pairs(snapshot: ProfileSnapshot) -> Table:
-    table = _table(f"pairs of GPUs and model, version {snapshot.version}", ("GPUs", "model", "from"))
-    for name in ("step of 1", "step of 32", "prefill of 1,000", "KV tokens", "swap warm", "cold"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table(
+        f"pairs of GPUs and model, version {snapshot.version}",
+        ("GPUs", "model", "from"),
+        ("step of 1", "step of 32", "prefill of 1,000", "KV tokens", "swap warm", "cold"),
+    )
     for row in snapshot.hardware:
         if not row.instance:
             steps = [f"{row.decode_step_s(sequences, 500.0 * sequences) * 1e3:.1f} ms" for sequences in (1, 32)]
@@ -157,9 +155,7 @@ def _pairs(snapshot: ProfileSnapshot) -> Table:
 
 
 def _instances(snapshot: ProfileSnapshot) -> Table:
-    table = _table("instances, as measured", ("instance", "GPUs", "model", "prior from"))
-    for name in ("slowdown", "runs", "prior"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("instances, as measured", ("instance", "GPUs", "model", "prior from"), ("slowdown", "runs", "prior"))
     for row in snapshot.hardware:
         if row.instance:
             figures = (f"{row.slowdown:.2f}", f"{row.samples:,}", f"{row.prior_share:.0%}")
@@ -168,9 +164,9 @@ def _instances(snapshot: ProfileSnapshot) -> Table:
 
 
 def _operations(snapshot: ProfileSnapshot) -> Table:
-    table = _table("loads and KV swap of instances, as measured", ("instance", "model", "operation"))
-    for name in ("takes", "slowdown", "times", "prior"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table(
+        "loads and KV swap of instances, as measured", ("instance", "model", "operation"), ("takes", "slowdown", "times", "prior")
+    )
     for row in snapshot.hardware:
         for name, (text, takes) in OPERATION_TEXTS.items():
             operation: OperationSlowdown = getattr(row, name)
@@ -182,9 +178,11 @@ def _operations(snapshot: ProfileSnapshot) -> Table:
 
 def _classes(snapshot: ProfileSnapshot) -> Table:
     rows = sorted(snapshot.workload, key=lambda row: (-row.samples, row.key))
-    table = _table(f"classes of requests, as learned: {min(len(rows), CLASSES_SHOWN)} of {len(rows):,}", ("model", "SLO", "tokens"))
-    for name in ("prompt", "output", "p50", "p90", "requests", "not ended"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table(
+        f"classes of requests, as learned: {min(len(rows), CLASSES_SHOWN)} of {len(rows):,}",
+        ("model", "SLO", "tokens"),
+        ("prompt", "output", "p50", "p90", "requests", "not ended"),
+    )
     for row in rows[:CLASSES_SHOWN]:
         curve = row.output_curve()
         lengths = (row.prompt_tokens_mean, row.output_tokens_mean, curve.quantile(0.5), curve.quantile(0.9))
@@ -194,20 +192,18 @@ def _classes(snapshot: ProfileSnapshot) -> Table:
 
 
 def _predicted(snapshot: ProfileSnapshot) -> Table:
-    table = _table("outputs of single requests, mean errors in tokens", ("model", "predicted"))
-    for name in ("error", "of the median", "gain", "requests"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table(
+        "outputs of single requests, mean errors in tokens", ("model", "predicted"), ("error", "of the median", "gain", "requests")
+    )
     for score in snapshot.length_model.scores:
         errors = (f"{score.model_error_tokens:,.1f}", f"{score.median_error_tokens:,.1f}")
         table.add_row(score.model, "yes" if score.used else "no", *errors, f"{score.gain:.1%}", f"{score.samples:,}")
     return table
 
 
-def _table(title: str, headings: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    return table
+def _table(title: str, headings: tuple[str, ...], figures: tuple[str, ...]) -> Table:
+    """`figures`: headings of the columns that follow, of numbers."""
+    return Table(*columns((*headings, *figures), figures, no_wrap=True), title=title, title_justify="left")
 
 
 def _gpus(row: HardwareProfile) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 
 import click
 
@@ -17,13 +16,6 @@ HEAD = """# Commands
 
 Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 the request did not end COMPLETED (`qlm submit`). `-h` prints the same text.
 """
-
-PASSED_ON = {
-    **{service: (f"qlm_{service}.__main__", "COMMAND") for service in ("gateway", "planner", "estimator", "agent")},
-    "load": ("qlm_load.replay.command", "replay"),
-    "tune": ("qlm_load.tune.command", "tune_command"),
-}
-"""Commands of `qlm` that hand all their arguments to another one: its module and name."""
 
 
 def reference() -> str:
@@ -41,9 +33,6 @@ def _sections(command: click.Command, name: str, parent: click.Context | None) -
             for child in command.list_commands(context):
                 found = command.get_command(context, child)
                 assert found is not None
-                if child in PASSED_ON and parent is None:
-                    module, attribute = PASSED_ON[child]
-                    found = getattr(import_module(module), attribute)
                 yield from _sections(found, child, context)
 
 

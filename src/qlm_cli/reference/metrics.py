@@ -47,7 +47,6 @@ def documented(service: str) -> Iterator[tuple[str, str, str]]:
 
 
 def reference() -> str:
-    """The whole page."""
     parts = [HEAD]
     for service, _, _ in SERVICES:
         rows = [f"| `{name}` | {kind} | {text} |" for name, kind, text in documented(service)]

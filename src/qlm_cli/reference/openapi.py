@@ -19,7 +19,7 @@ from qlm_gateway.front.http.responses_api.body import ResponsesBody
 Schema = dict[str, Any]
 REFUSALS = {"400": "A field or header is wrong", "403": "The key may not", "404": "Not there"}
 OVERLOADS = {"408": "The body took too long", "413": "Too large", "415": "Of another type", "429": "Full, late or beyond a rate"}
-ENDS = {"409": "Another request of this id, or cancelled", "500": "The request failed", "504": "Expired"}
+ENDS = {"409": "Another request of this id, or cancelled", "500": "The request failed", "504": "Expired, or beyond what the client reads"}
 ALWAYS = {"401": "No valid key", "503": "Cannot serve now"}
 NUMBER, TEXT = {"type": "number"}, {"type": "string"}
 OBJECTS: Mapping[str, Sequence[str]] = {
@@ -27,6 +27,7 @@ OBJECTS: Mapping[str, Sequence[str]] = {
     "Response": ("id", "object", "created_at", "status", "model", "output"),
     "Model": ("id", "object", "created", "owned_by", "max_model_len"),
     "Request": ("id", "object", "state"),
+    "Erased": ("id", "object", "state", "deleted"),
     "File": ("id", "object", "bytes", "created_at", "filename", "purpose"),
     "Deleted": ("id", "object", "deleted"),
     "Batch": ("id", "object", "endpoint", "input_file_id", "completion_window", "status", "created_at", "request_counts"),
@@ -58,6 +59,11 @@ OBJECTIVES: Mapping[str, Schema] = {
     "x-qlm-priority": {"type": "integer", "minimum": -1000, "maximum": 1000},
     "x-llm-d-slo-ttft-ms": NUMBER,
     "x-llm-d-slo-tpot-ms": NUMBER,
+    "x-llm-d-inference-objective": TEXT,
+    "x-llm-d-inference-ttl": {"type": "string", "pattern": r"^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(h|ms|m|s|us|ns))+$"},
+    "x-llm-d-inference-fairness-id": TEXT,
+    "x-stainless-read-timeout": TEXT,
+    "x-qlm-keep-alive": {"enum": ["comment", "position"]},
 }
 PAGES: Mapping[str, Schema] = {"limit": {"type": "integer", "minimum": 1, "maximum": LIST_MAX}, "after": TEXT}
 
@@ -76,12 +82,16 @@ def document() -> Schema:
         "/v1/chat/completions": {"post": _streamed(chat)},
         "/v1/completions": {"post": _streamed(text)},
         "/v1/responses": {"post": _streamed(response)},
-        "/v1/responses/{id}": {"get": _call("A response by its id", "Response", names=("id",))},
+        "/v1/responses/{id}": {
+            "get": _call("A response by its id", "Response", names=("id",)),
+            "delete": _call("Cancels a response and erases it", "Deleted", names=("id",)),
+        },
+        "/v1/responses/{id}/cancel": {"post": _call("Cancels a response", "Response", names=("id",))},
         "/v1/models": {"get": _call("The served models", "List")},
         "/v1/models/{model}": {"get": _call("A served model", "Model", names=("model",))},
         "/v1/requests/{id}": {
             "get": _call("State, place and result of a request", "Request", names=("id",)),
-            "delete": _call("Cancels a request", "Request", names=("id",)),
+            "delete": _call("Cancels a request and erases its result", "Erased", names=("id",)),
         },
         "/v1/files": {
             "get": _call("Files", "List", query={**PAGES, "purpose": TEXT}),

@@ -47,7 +47,6 @@ Schema = Mapping[str, Any]
 
 
 def reference() -> str:
-    """The whole page."""
     parts = [HEAD]
     for name, text, module, attribute in SECTIONS:
         settings = getattr(import_module(module), attribute)

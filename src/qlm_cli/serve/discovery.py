@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qlm_agent.engines.openai.errors import ServerError
-from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.openai.server import OpenAiServer
+from qlm_agent.engines.openai.settings import OpenAiSettings
 
 TIMEOUT_S = 5.0
 """Deadline of each call to a server."""
@@ -51,8 +52,7 @@ async def discover(urls: Sequence[str], api_key: str) -> tuple[list[FoundServer]
 
 
 async def _ask(url: str, api_key: str) -> FoundServer | MissingServer:
-    timeouts = Timeouts(connect_s=TIMEOUT_S, call_s=TIMEOUT_S, first_token_s=TIMEOUT_S, stall_s=TIMEOUT_S, swap_s=TIMEOUT_S)
-    server = OpenAiServer(url, api_key, timeouts, connections_max=1)
+    server = OpenAiServer(url, api_key, OpenAiSettings(connect_timeout_s=TIMEOUT_S, call_timeout_s=TIMEOUT_S))
     await server.open()
     try:
         models = [_model(name, entry) for name, entry in list((await server.models()).items())[:MODELS_MAX]]

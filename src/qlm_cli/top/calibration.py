@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from qlm_cli.console import columns
 from qlm_process.cluster.view import CalibrationRowView
 
 R2_SHOWN_MIN = -10.0
@@ -18,11 +19,9 @@ LEVELS = (0.5, 0.9, 0.99)
 def calibration_table(rows: Sequence[CalibrationRowView]) -> Table:
     """Waits and completions as clients were shown, over all and by the requests ahead: how many were within the predicted p50, p90 and p99,
     by how much later than the median they were on average, and R2 of the medians."""
-    table = Table(title="predicted against actual", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("ahead", ""):
-        table.add_column(heading, header_style="dim", no_wrap=True)
-    for heading in ("ended", "by p50", "by p90", "by p99", "late by", "R2"):
-        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    figures = ("ended", "by p50", "by p90", "by p99", "late by", "R2")
+    headings = columns(("ahead", "", *figures), figures, header_style="dim", no_wrap=True)
+    table = Table(*headings, title="predicted against actual", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*_cells(row))
     if not rows:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from qlm.credentials import Credentials
-from qlm_cli.console import plain_console
-from qlm_cli.json_text import json_text
+from qlm_cli.console import json_text, plain_console
 from qlm_cli.options import address_option, credentials
 from qlm_cli.top.frame import frame
 from qlm_process.cluster.observer import ClusterObserver

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from qlm_cli.console import columns
 from qlm_cli.top.calibration import calibration_table
 from qlm_core.vocabulary.request import SloKind
 from qlm_process.cluster.view import AgentView, ClassView, ClusterView, GroupView, InstanceView, OutcomesView, PartView
@@ -132,16 +133,9 @@ def _bar(used: int, capacity: int) -> Text:
 
 
 def _groups(groups: Sequence[GroupView], now_s: float) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
-    for heading, right in (
-        ("", False),
-        ("group of", False),
-        ("objective", False),
-        ("waiting", True),
-        ("done in (p90)", True),
-        ("due in", True),
-    ):
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    figures = ("waiting", "done in (p90)", "due in")
+    headings = columns(("", "group of", "objective", *figures), figures, no_wrap=True)
+    table = Table(*headings, box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
     for number, group in enumerate(groups[:GROUPS_SHOWN_MAX], start=1):
         head = "head" if number == 1 else f"{number}."
         table.add_row(head, group.model, _objective(group), f"{group.waiting:,}", _done(group, now_s), _due(group, now_s))
@@ -175,9 +169,8 @@ def _due(group: GroupView, now_s: float) -> Text:
 
 def _attainment(outcomes: OutcomesView) -> Table:
     title = f"SLO attainment, last {outcomes.window_s:,.0f} s"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), min_width=len(title))
-    for heading in ("SLO", "ended", "attained"):
-        table.add_column(heading, justify="left" if heading == "SLO" else "right", header_style="dim")
+    headings = columns(("SLO", "ended", "attained"), ("ended", "attained"), header_style="dim")
+    table = Table(*headings, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), min_width=len(title))
     for each in outcomes.classes:
         table.add_row(each.slo_class, f"{each.completed:,}", _share(each))
     if not outcomes.classes:

@@ -66,7 +66,6 @@ class Child:
         return self.phase is Phase.SERVING and self._process is not None and self._process.returncode is None
 
     def state(self) -> ProcessState:
-        """Returns its state by the state file."""
         process = self._process
         running = process is not None and process.returncode is None
         return ProcessState(
@@ -82,7 +81,6 @@ class Child:
         )
 
     def mark_serving(self) -> None:
-        """Its health says SERVING."""
         if self.phase is Phase.READY:
             self._enter(Phase.SERVING)
 

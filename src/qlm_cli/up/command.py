@@ -14,7 +14,7 @@ import click
 import structlog
 from rich.table import Table
 
-from qlm_cli.console import plain_console
+from qlm_cli.console import columns, plain_console
 from qlm_cli.options import config_option, default_config_path, set_option
 from qlm_cli.up.cluster import Cluster
 from qlm_cli.up.config import UpConfig
@@ -112,9 +112,8 @@ class ClusterRun:
 
 
 def _table(state: ClusterState) -> Table:
-    table = Table(title=f"queue {state.queue}", title_justify="left")
-    for heading in ("process", "service", "pid", "address", "metrics", "state"):
-        table.add_column(heading, no_wrap=True)
+    headings = columns(("process", "service", "pid", "address", "metrics", "state"), no_wrap=True)
+    table = Table(*headings, title=f"queue {state.queue}", title_justify="left")
     for process in state.processes:
         table.add_row(
             process.name,

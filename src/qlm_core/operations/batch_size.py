@@ -3,20 +3,24 @@
 A step takes `a + n (b + c context)` and the prefills of those that join, so a larger batch serves more requests a second and makes each of
 them slower. Sizes are compared by rollouts, as in model predictive control: from the requests that run and wait, the engine's next
 `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
-the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do.
+the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do. Beside other
+models that wait for the engine, requests that are due within that time share the value: these by what ends in time, the others by the
+throughput, since what is done sooner leaves the engine to them.
 
-Each choice draws one course of events and compares all sizes on it. Their values are averaged over about `CHOICES_KEPT` choices, and the
-best is the size: one course says little, and a size that moves with each of them serves nobody.
+Each choice draws one course of events and compares all sizes on it, as long as a request's end in time depends on them. Their values are
+averaged over about `CHOICES_KEPT` choices, and the best is the size: one course says little, and a size that moves with each of them serves
+nobody.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
+import sys
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from heapq import heapify, heappop, heappush
+from functools import cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 
@@ -40,10 +44,16 @@ MUCH_WORSE = 0.1
 """Of the share in time: smaller sizes than one that loses so much on a course are not compared on it."""
 
 THROUGHPUT_SHARE = 1e-3
-"""Weight of the throughput, relative to the largest, beside the share of requests in time: it decides where the latter are equal."""
+"""Least weight of the throughput, relative to the largest, beside the share of requests in time: it decides where the latter are equal."""
 
 NOT_COUNTED = -math.inf
 """Deadline of a request of a course that takes a seat and does not count."""
+
+MISSED = -sys.float_info.max
+"""Deadline of a running request that counts and cannot keep its own at any size."""
+
+ROUNDING = 1e-9
+"""Relative margin of bounds on simulated times, whose rounding errors add up to less."""
 
 QUANTILES = 64
 """Output lengths are drawn from so many equally likely ones of the class."""
@@ -78,31 +88,22 @@ class BatchChoice:
         self._choices = 0
         self.size = batch_max
 
-    def choose(self, hardware: HardwareProfile, demands: Sequence[ClassDemand], *, slowdown: float = 1.0, share: float = 1.0) -> int:
-        """Chooses again. `slowdown`: measured steps over those of the profile; `share` in (0, 1]: of the engine's time, that it has for
-        these classes beside other models that wait. Costs O(REQUESTS_MAX)."""
+    def choose(
+        self, hardware: HardwareProfile, demands: Sequence[ClassDemand], *, slowdown: float = 1.0, others: Sequence[tuple[float, int]] = ()
+    ) -> int:
+        """Chooses again. `slowdown`: measured steps over those of the profile; `others`: groups of other models that wait, as
+        those of `ClassDemand.waiting`. Costs O(REQUESTS_MAX)."""
         if all(each.first_token or each.slo_s == math.inf for each in demands):
             self.size, self._values = self._sizes[-1], []
             return self.size
         self._choices += 1
-        course = _course(self._choices, hardware, demands, self._sizes[-1], slowdown, share)
-        values = self._course_values(course)
+        course = _course(self._choices, hardware, demands, self._sizes[-1], slowdown, others)
+        values = course.values(self._sizes)
         weight = 1.0 / min(self._choices, CHOICES_KEPT)
         kept = self._values or values
         self._values = [old + weight * (new - old) for old, new in zip(kept, values, strict=True)]
         self.size = max(zip(self._values, self._sizes, strict=True))[1]
         return self.size
-
-    def _course_values(self, course: _Course) -> list[float]:
-        """The value of each size on a course, ascending. Sizes above the most that run make no difference; below one that is much worse
-        than the best, all count as that."""
-        values: list[float] = []
-        value, peak = 0.0, math.inf
-        for size in reversed(self._sizes):
-            if size < peak and (not values or value > max(values) - MUCH_WORSE):
-                value, peak = course.value(size)
-            values.append(value)
-        return values[::-1]
 
 
 @lru_cache(maxsize=64)
@@ -112,77 +113,152 @@ def sizes(batch_max: int) -> tuple[int, ...]:
     return tuple(sorted({round(batch_max * 2 ** (-step / SIZES_PER_DOUBLING)) for step in range(steps + 1)} | {1}))
 
 
-@dataclass(frozen=True, slots=True)
-class _Course:
-    """The events of a course. `running`: a heap of tokens to the end and seconds to the deadline; `arrivals`, in their order: seconds,
-    deadline, tokens, expected tokens and prefill seconds of each request, and whether its deadline bounds the first token; `horizon_s`:
-    those until then count. `seat_s`: what a sequence adds to a step; `thinned`: requests that each of these stands for; `seats_max`: those
-    that have room in KV."""
+_Arrival = tuple[float, int, float, float, float, bool, float]
+"""Deadline in seconds, place in the order of starts, output tokens, tokens until what the deadline bounds, prefill seconds, whether that is
+the first token, deadline less prefill or `NOT_COUNTED`."""
 
-    running: list[tuple[float, float]]
-    arrivals: list[tuple[float, float, float, float, float, bool]]
+
+@dataclass(frozen=True, eq=False)
+class _Course:
+    """The events of a course. `running`: tokens to the end and seconds to the deadline of each, `NOT_COUNTED` for first tokens. `arrivals`,
+    those that wait included: seconds, deadline, output tokens, expected tokens, prefill seconds, whether the deadline bounds the first
+    token; those before `horizon_s` count. `seat_s`: what a sequence adds to a step; `thinned`: requests that each of these stands for;
+    `seats_max`: those that have room in KV; `share`: of the engine's
+    time, that these requests have beside other models that wait."""
+
+    running: FloatArray
+    arrivals: FloatArray
     horizon_s: float
     base_s: float
     seat_s: float
     thinned: float
     seats_max: float
+    share: float
 
-    def value(self, size: int) -> tuple[float, float]:
-        """The share of requests that end in time if at most `size` run at once, and a little for the throughput; and the most that run at
-        once. First tokens do not wait for seats that the size keeps free; requests that are expected to be late wait for all
-        others."""
-        limit = max(1.0, min(size, self.seats_max) / self.thinned)
+    def values(self, batch_sizes: Sequence[int]) -> list[float]:
+        """The value of each of these ascending sizes: the share of requests that end in time if at most so many run at once, and the
+        throughput. Sizes above the most that run make no difference; below one that is much worse than the best, all count as that."""
         most = max(1.0, self.seats_max / self.thinned)
-        arrivals, base_s, seat_s = self.arrivals, self.base_s, self.seat_s
-        seats, waiting, late = self.running.copy(), list[tuple[float, int]](), list[int]()
-        now_s = clock = 0.0
-        come, total, in_time, peak = 0, len(arrivals), 0, 0
-        counted = bisect_left(arrivals, (self.horizon_s,))
-        requests = unsettled = counted + sum(due_s != NOT_COUNTED for _, due_s in seats)
+        values: list[float] = []
+        value, best, peak, simulated, in_time = 0.0, 0.0, math.inf, 0, 0
+        for size in reversed(batch_sizes):
+            if size < peak * self.thinned and value > best - MUCH_WORSE:
+                limit = max(1.0, min(size, self.seats_max) / self.thinned)
+                if math.ceil(limit) != simulated:
+                    simulated = math.ceil(limit)
+                    in_time, peak = self._simulate(simulated, math.ceil(most))
+                throughput = (self.base_s / most + self.seat_s) / (self.base_s / max(1, min(limit, peak)) + self.seat_s)
+                value = self.share * in_time / max(1, len(self._slacks_s)) + max(THROUGHPUT_SHARE, 1.0 - self.share) * throughput
+                best = max(best, value)
+            values.append(value)
+        return values[::-1]
+
+    def _simulate(self, limit: int, most: int) -> tuple[int, int]:
+        """How many requests end in time if at most `limit` run at once; and the most that run at once, or any number >= `limit` below it.
+        First tokens do not wait for seats that the limit keeps free, of `most`; requests that are expected to be late wait for all
+        others."""
+        base_s, seat_s, slacks_s = self.base_s, self.seat_s, self._slacks_s
+        waiting_now, last_s, tokens_sum, tokens_most = self._work
+        peak = self.running.shape[1]
+        # While requests wait, `limit` or more run. So all have started when those have made all tokens after the last arrival.
+        started_s = last_s + tokens_sum * (base_s / limit + seat_s)
+        sure_s = (1.0 + ROUNDING) * (started_s + tokens_most * (base_s + seat_s * (max(peak, most) + 1)))
+        unsettled = len(slacks_s)
+        undecided = bisect_left(slacks_s, sure_s)
+        in_time = unsettled - undecided
+        undecided -= bisect_right(slacks_s, MISSED)
+        if not unsettled:
+            return 0, 0
+        if not undecided and peak + waiting_now >= limit:
+            return in_time, max(peak, limit)
+        starts_s, arrivals, running = self._events
+        seats, waiting, late = running.copy(), arrivals[:waiting_now], list[float]()
+        come, next_s, now_s, clock = waiting_now, starts_s[waiting_now], 0.0, 0.0
         while unsettled:
-            while come < total and arrivals[come][0] <= now_s:
-                heappush(waiting, (arrivals[come][1], come))
+            while next_s <= now_s:
+                insort(waiting, arrivals[come])
                 come += 1
+                next_s = starts_s[come]
+            sequences = len(seats)
             while waiting:
-                due_s, index = waiting[0]
-                _, _, tokens, expected, prefill_s, first_token = arrivals[index]
-                token_s = base_s + seat_s * (len(seats) + 1)
-                if now_s + prefill_s + (token_s if first_token else expected * token_s) > due_s:
-                    late.append(index)
-                    unsettled -= index < counted
-                elif len(seats) < limit or (first_token and len(seats) < most):
-                    if first_token and index < counted:
-                        in_time += 1
+                due_s, _, tokens, expected, prefill_s, first_token, slack_s = waiting[0]
+                if now_s + prefill_s + expected * (base_s + seat_s * (sequences + 1)) > due_s:
+                    late.append(tokens)
+                    if slack_s != NOT_COUNTED:
                         unsettled -= 1
-                    heappush(seats, (clock + tokens, NOT_COUNTED if first_token or index >= counted else due_s - prefill_s))
+                        undecided -= 1
+                elif sequences < limit or (first_token and sequences < most):
+                    if first_token and slack_s != NOT_COUNTED:
+                        unsettled -= 1
+                        in_time += slack_s < sure_s
+                        undecided -= slack_s < sure_s
+                        slack_s = NOT_COUNTED
+                    insort(seats, (clock + tokens, slack_s))
+                    sequences += 1
                 else:
                     break
-                heappop(waiting)
-            while late and len(seats) < limit:
-                heappush(seats, (clock + arrivals[late.pop()][2], NOT_COUNTED))
-            if not seats:
-                if come == total:
+                del waiting[0]
+            while late and sequences < limit:
+                insort(seats, (clock + late.pop(), NOT_COUNTED))
+                sequences += 1
+            if sequences > peak:
+                peak = sequences
+            if not undecided and peak >= limit:
+                break
+            if not sequences:
+                if next_s == math.inf:
                     break
-                now_s = arrivals[come][0]
+                now_s = next_s
                 continue
-            peak = max(peak, len(seats))
-            token_s = base_s + seat_s * len(seats)
+            token_s = base_s + seat_s * sequences
             end_s = now_s + (seats[0][0] - clock) * token_s
-            if come < total and arrivals[come][0] < end_s:
-                clock += (arrivals[come][0] - now_s) / token_s
-                now_s = arrivals[come][0]
+            if next_s < end_s:
+                clock += (next_s - now_s) / token_s
+                now_s = next_s
             else:
-                clock, due_s = heappop(seats)
+                clock, slack_s = seats.pop(0)
                 now_s = end_s
-                if due_s != NOT_COUNTED:
-                    in_time += now_s <= due_s
+                if slack_s != NOT_COUNTED:
                     unsettled -= 1
-        throughput = (base_s / most + seat_s) / (base_s / max(1, min(limit, peak)) + seat_s)
-        return in_time / max(1, requests) + THROUGHPUT_SHARE * throughput, peak * self.thinned
+                    if MISSED < slack_s < sure_s:
+                        in_time += now_s <= slack_s
+                        undecided -= 1
+        return in_time, peak
+
+    @cached_property
+    def _slacks_s(self) -> list[float]:
+        """Seconds to the deadline, less the prefill, of those that count, ascending."""
+        starts_s, dues_s, _, _, prefills_s, _ = self.arrivals
+        running_s, arrivals_s = self.running[1], (dues_s - prefills_s)[starts_s < self.horizon_s]
+        found: list[float] = np.concatenate([running_s[running_s != NOT_COUNTED], arrivals_s]).tolist()
+        return sorted(found)
+
+    @cached_property
+    def _work(self) -> tuple[int, float, float, float]:
+        """Requests that wait, seconds to the last start, tokens of all requests, and most tokens of one, made or expected."""
+        left, starts_s = self.running[0], self.arrivals[0]
+        most = max(left.max(initial=0.0), self.arrivals[2:4].max(initial=0.0))
+        tokens = float(left.sum() + self.arrivals[2].sum())
+        return int(np.count_nonzero(starts_s == 0.0)), float(starts_s.max(initial=0.0)), tokens, float(most)
+
+    @cached_property
+    def _events(self) -> tuple[list[float], list[_Arrival], list[tuple[float, float]]]:
+        """Starts in their order and infinity, the arrivals, and the running requests, the first to end first."""
+        rows = sorted(zip(*self.arrivals.tolist(), strict=True))
+        arrivals: list[_Arrival] = []
+        for index, (start_s, due_s, tokens, expected, prefill_s, first_token) in enumerate(rows):
+            slack_s = due_s - prefill_s if start_s < self.horizon_s else NOT_COUNTED
+            arrivals.append((due_s, index, tokens, 1.0 if first_token else expected, prefill_s, first_token > 0.0, slack_s))
+        return [*(row[0] for row in rows), math.inf], arrivals, sorted(zip(*self.running.tolist(), strict=True))
 
 
 def _course(
-    choice: int, hardware: HardwareProfile, demands: Sequence[ClassDemand], batch_max: int, slowdown: float, share: float
+    choice: int,
+    hardware: HardwareProfile,
+    demands: Sequence[ClassDemand],
+    batch_max: int,
+    slowdown: float,
+    others: Sequence[tuple[float, int]],
 ) -> _Course:
     chance = np.random.Generator(np.random.PCG64(choice))
     counts = [each.requests for each in demands]
@@ -197,37 +273,56 @@ def _course(
     base_s = slowdown * hardware.decode_step_s(0.0, 0.0)
     seats_max = max(1.0, min(batch_max, hardware.kv_capacity_tokens / _mean(held, seats)))
     horizon_s = HORIZON_OUTPUTS * _mean(outputs, weights) * (base_s + seat_s * seats_max)
-    drawn_s = 2.0 * horizon_s / share
+    # Who is due later than the course ends needs no engine in it.
+    end_s = 2.0 * horizon_s
+    due = max(1, sum(len(each.running) + _due(each.waiting, end_s) for each in demands))
+    share = due / (due + _due(others, end_s))
+    drawn_s = end_s / share
     thinned = max(1.0, (sum(counts) + drawn_s * sum(each.arrivals_per_s for each in demands)) / REQUESTS_MAX)
-    running: list[tuple[float, float]] = []
-    arrivals: list[tuple[float, float, float, float, float, bool]] = []
-    for demand in demands:
-        lengths = _lengths(demand.outputs)
-        first_token, expected = demand.first_token, float(lengths[QUANTILES // 2])
-        prefill_s = slowdown * hardware.prefill_work_s(demand.prompt_tokens, demand.prompt_tokens * demand.prompt_tokens)
-        produced, due_s = np.array(demand.running, dtype=np.float64).reshape(-1, 2)[chance.random(len(demand.running)) * thinned < 1.0].T
-        # Of the lengths beyond what it has produced; a run that has outlived them makes half as much again.
-        above = np.searchsorted(lengths, produced, side="right")
-        of = (above + chance.random(len(above)) * (QUANTILES - above)).astype(np.int64)
-        left = np.where(above < QUANTILES, lengths[np.minimum(of, QUANTILES - 1)] - produced, 0.5 * produced)
-        running += zip(left.tolist(), [NOT_COUNTED] * len(left) if first_token else due_s.tolist(), strict=True)
-        first_s, waiting = np.array(demand.waiting, dtype=np.float64).reshape(-1, 2).T
-        waiting_s = np.repeat(first_s, chance.binomial(waiting.astype(np.int64), 1.0 / thinned))
-        at_s = 2.0 * horizon_s * chance.random(chance.poisson(demand.arrivals_per_s * drawn_s / thinned))
-        tokens = lengths[(QUANTILES * chance.random(len(waiting_s) + len(at_s))).astype(np.int64)]
-        starts, dues = np.append(np.zeros(len(waiting_s)), at_s), np.append(waiting_s, at_s + demand.slo_s)
-        arrivals += (
-            (*each, expected, prefill_s, first_token) for each in zip(starts.tolist(), dues.tolist(), tokens.tolist(), strict=True)
-        )
-    heapify(running)
-    arrivals.sort()
-    return _Course(running, arrivals, horizon_s, base_s, seat_s * thinned, thinned, seats_max)
+    first_s, numbers = _pairs(each.waiting for each in demands)
+    waiting = numbers.astype(np.int64)
+    parts = np.cumsum([0, *(len(each.waiting) for each in demands)]).tolist()
+    kept, places, levels = [], [], []
+    starts_s, dues_s = list[FloatArray](), list[FloatArray]()
+    for each, begin, end in zip(demands, parts, parts[1:], strict=False):
+        kept.append(chance.random(len(each.running)) * thinned < 1.0)
+        places.append(chance.random(np.count_nonzero(kept[-1])))
+        waiting_s = np.repeat(first_s[begin:end], chance.binomial(waiting[begin:end], 1.0 / thinned))
+        at_s = end_s * chance.random(chance.poisson(each.arrivals_per_s * drawn_s / thinned))
+        starts_s += (np.zeros(len(waiting_s)), at_s)
+        dues_s += (waiting_s, at_s + each.slo_s)
+        levels.append(chance.random(len(waiting_s) + len(at_s)))
+    lengths = np.array([_lengths(each.outputs) for each in demands])
+    first_token = np.array([each.first_token for each in demands])
+    of = np.repeat(np.arange(len(demands)), [len(each) for each in places])
+    produced, due_s = _pairs(each.running for each in demands)[:, np.concatenate(kept)]
+    # Of the lengths beyond what it has produced; a run that has outlived them makes half as much again.
+    above = np.count_nonzero(lengths[of] <= produced[:, None], axis=1)
+    drawn = (above + np.concatenate(places) * (QUANTILES - above)).astype(np.int64)
+    left = np.where(above < QUANTILES, lengths[of, np.minimum(drawn, QUANTILES - 1)] - produced, 0.5 * produced)
+    due_s = np.where(due_s < (1.0 - ROUNDING) * (base_s + seat_s * thinned) * left, MISSED, due_s)
+    running = np.array([left, np.where(first_token[of], NOT_COUNTED, due_s)])
+    of = np.repeat(np.arange(len(demands)), [len(each) for each in levels])
+    tokens = lengths[of, (QUANTILES * np.concatenate(levels)).astype(np.int64)]
+    work_s = [slowdown * hardware.prefill_work_s(each.prompt_tokens, each.prompt_tokens * each.prompt_tokens) for each in demands]
+    facts = np.array([lengths[:, QUANTILES // 2], work_s, first_token])
+    arrivals = np.concatenate([[np.concatenate(starts_s), np.concatenate(dues_s), tokens], facts[:, of]])
+    return _Course(running, arrivals, horizon_s, base_s, seat_s * thinned, thinned, seats_max, share)
 
 
 @lru_cache(maxsize=256)
 def _lengths(outputs: LengthCurve) -> FloatArray:
     """Equally likely output lengths, ascending."""
-    return np.array([outputs.quantile((number + 0.5) / QUANTILES) for number in range(QUANTILES)])
+    return outputs.quantile_of((np.arange(QUANTILES) + 0.5) / QUANTILES)
+
+
+def _pairs(parts: Iterable[Iterable[tuple[float, float]]]) -> FloatArray:
+    """The first and the second numbers of all pairs [2, pairs]."""
+    return np.fromiter(chain.from_iterable(chain.from_iterable(parts)), np.float64).reshape(-1, 2).T
+
+
+def _due(groups: Iterable[tuple[float, int]], until_s: float) -> int:
+    return sum(count for first_s, count in groups if first_s <= until_s)
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Batches for engines that batch statically: SLO-ODBS of UELLM (section 4.2, algorithm 1), and the packing of S3.
+"""Batches for engines that batch statically: SLO-ODBS of UELLM (section 4.2, algorithm 1).
 
 A static batch pads all prompts to its longest one and decodes until its longest output ends (section 4.2), so alike lengths waste less.
 Requests are columns; a batch is a tuple of their positions, and batches are in the order in which they are to be served.
@@ -17,7 +17,7 @@ alone, ODBS saves no time over FIFO, whatever the sign. It is the default.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -67,8 +67,6 @@ class OdbsRule:
 
 
 SLO_ODBS = OdbsRule()
-SLO_DBS = replace(SLO_ODBS, w1=0.0)
-ODBS = replace(SLO_ODBS, w2=0.0)
 
 
 def slo_odbs(requests: BatchRequests, rule: OdbsRule = SLO_ODBS) -> tuple[Batch, ...]:
@@ -92,35 +90,3 @@ def slo_odbs(requests: BatchRequests, rule: OdbsRule = SLO_ODBS) -> tuple[Batch,
         slo_most, length_most = max(slo_most, float(slo_s[place])), max(length_most, float(length[place]))
         cm = max(cm, float(length[place] + slo_s[place]))
     return tuple(map(tuple, batches))
-
-
-def first_come(requests: BatchRequests, batch_max: int = BATCH_MAX) -> tuple[Batch, ...]:
-    """UELLM's default batching (FIFO): requests as they stand, `batch_max` at a time."""
-    return tuple(tuple(range(first, min(first + batch_max, len(requests)))) for first in range(0, len(requests), batch_max))
-
-
-def pack_lengths(requests: BatchRequests, capacity_tokens: int, batch_max: int = BATCH_MAX) -> tuple[Batch, ...]:
-    """S3: bin packing by predicted length (first fit decreasing), SLOs ignored. A bin holds `capacity_tokens` of output, or one longer
-    request."""
-    bins: list[list[int]] = []
-    rest: list[int] = []
-    for place in np.argsort(-requests.output_tokens, kind="stable"):
-        tokens = int(requests.output_tokens[place])
-        found = next((number for number, free in enumerate(rest) if tokens <= free and len(bins[number]) < batch_max), None)
-        if found is None:
-            bins.append([])
-            rest.append(capacity_tokens)
-            found = len(bins) - 1
-        bins[found].append(int(place))
-        rest[found] -= tokens
-    return tuple(map(tuple, bins))
-
-
-def padding_tokens(prompt_tokens: Ints, batches: tuple[Batch, ...]) -> int:
-    """Padding of prompts to the longest of each batch (figure 3)."""
-    return int(sum((prompt_tokens[list(batch)].max() - prompt_tokens[list(batch)]).sum() for batch in batches))
-
-
-def decoded_tokens(output_tokens: Ints, batches: tuple[Batch, ...]) -> int:
-    """Tokens that are decoded if each request goes on to the longest output of its batch (figure 3: b x O)."""
-    return int(sum(len(batch) * output_tokens[list(batch)].max() for batch in batches))

@@ -39,7 +39,6 @@ class Normal:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation."""
         return math.sqrt(self.variance)
 
     def quantile(self, probability: float) -> float:

@@ -17,7 +17,6 @@ _INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
 
 def density(z: Floats) -> Floats:
-    """Density of standard normals."""
     found: Floats = _INVERSE_SQRT_2PI * np.exp(-0.5 * z * z)
     return found
 

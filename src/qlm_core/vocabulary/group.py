@@ -75,7 +75,6 @@ def predicted_tokens_of(token_class: str) -> float:
 
 
 def group_key(request: RequestFacts, tenant_class: str = "1") -> GroupKey:
-    """The key of the group that a request may join."""
     return GroupKey(
         model=request.model,
         slo_kind=request.slo.kind,

@@ -10,10 +10,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from qlm.api.v1 import agent_pb2, estimator_pb2, gateway_pb2, planner_pb2
 from qlm.api.v1.agent_pb2_grpc import AgentStub
@@ -21,6 +22,7 @@ from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
 from qlm.api.v1.gateway_pb2_grpc import GatewayStub
 from qlm.api.v1.planner_pb2_grpc import PlannerStub
 from qlm.credentials import Credentials, credentials_of
+from qlm.link import RECONNECTING
 from qlm.wire_errors import from_rpc_error
 from qlm_core.vocabulary.errors import QlmError
 from qlm_process.cluster.view import (
@@ -34,18 +36,10 @@ from qlm_process.cluster.view import (
     agent_view,
     group_view,
     outcomes_view,
-    planned_group_view,
 )
-
-if TYPE_CHECKING:  # known to the type stubs alone
-    from qlm.api.v1.agent_pb2_grpc import AgentAsyncStub
-    from qlm.api.v1.estimator_pb2_grpc import EstimatorAsyncStub
-    from qlm.api.v1.gateway_pb2_grpc import GatewayAsyncStub
-    from qlm.api.v1.planner_pb2_grpc import PlannerAsyncStub
 
 CALL_TIMEOUT_S = 1.0
 MESSAGE_BYTES_MAX = 64 << 20
-RECONNECT_MAX_S = 1.0
 INSTANCES_MAX = 1_000
 """Most instances that are polled."""
 
@@ -158,21 +152,23 @@ class ClusterObserver:
     async def _status(self, address: str) -> gateway_pb2.QueueStatusResponse:
         if self._own_status is not None:
             return await self._own_status(self._metadata)
-        stub: GatewayAsyncStub = GatewayStub(self._channel(address))
-        return await stub.QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=self._timeout_s, metadata=self._metadata)
+        answer: gateway_pb2.QueueStatusResponse = await self._call(GatewayStub, "QueueStatus", address, gateway_pb2.QueueStatusRequest())
+        return answer
 
     async def _plan(self, address: str) -> planner_pb2.Plan:
-        stub: PlannerAsyncStub = PlannerStub(self._channel(address))
-        return await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=self._timeout_s, metadata=self._metadata)
+        plan: planner_pb2.Plan = await self._call(PlannerStub, "GetPlan", address, planner_pb2.GetPlanRequest())
+        return plan
 
     async def _outcomes(self, address: str) -> OutcomesView:
-        stub: EstimatorAsyncStub = EstimatorStub(self._channel(address))
         request = estimator_pb2.GetOutcomesRequest(window_s=self._window_s)
-        return outcomes_view(await stub.GetOutcomes(request, timeout=self._timeout_s, metadata=self._metadata))
+        return outcomes_view(await self._call(EstimatorStub, "GetOutcomes", address, request))
 
     async def _agent(self, address: str) -> AgentView:
-        stub: AgentAsyncStub = AgentStub(self._channel(address))
-        return agent_view(await stub.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=self._timeout_s, metadata=self._metadata))
+        return agent_view(await self._call(AgentStub, "GetStatus", address, agent_pb2.GetAgentStatusRequest()))
+
+    async def _call(self, stub: Callable[[grpc.aio.Channel], Any], method: str, address: str, request: Message) -> Any:
+        """Raises RpcError."""
+        return await getattr(stub(self._channel(address)), method)(request, timeout=self._timeout_s, metadata=self._metadata)
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
@@ -214,7 +210,7 @@ def _groups(name: str, status: gateway_pb2.QueueStatusResponse | None, plan: pla
             group_view(group, planned.get(group.group_id), late.get(group.group_id, 0.0)) for queue in found for group in queue.groups
         )
     if plan is not None:
-        return tuple(planned_group_view(group) for queue in plan.queues if queue.instance == name for group in queue.groups)
+        return tuple(group_view(group, group) for queue in plan.queues if queue.instance == name for group in queue.groups)
     return ()
 
 
@@ -224,11 +220,4 @@ def _in_short(error: QlmError) -> str:
     return {"UNAVAILABLE": "down", "DEADLINE_EXCEEDED": "no answer"}.get(transport, error.reason)
 
 
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", round(RECONNECT_MAX_S * 1000)),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-)
+_OPTIONS = (("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), *RECONNECTING)

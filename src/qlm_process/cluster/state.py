@@ -29,10 +29,6 @@ class ProcessState:
     serving: bool = False
     log: str = ""
 
-    @property
-    def running(self) -> bool:
-        return self.pid > 0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
@@ -46,7 +42,6 @@ class ClusterState:
     processes: tuple[ProcessState, ...]
 
     def of(self, service: str) -> tuple[ProcessState, ...]:
-        """Its processes of one service."""
         return tuple(process for process in self.processes if process.service == service)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qlm.api.v1 import agent_pb2, estimator_pb2, gateway_pb2, planner_pb2
+from qlm.field_copies import value_of
 from qlm_core.vocabulary.request import SloKind
 from qlm_core.vocabulary.slo_rules import SLO_KINDS
 
@@ -82,10 +83,6 @@ class InstanceView:
     agent: AgentView | None
     groups: tuple[GroupView, ...]
 
-    @property
-    def waiting(self) -> int:
-        return sum(group.waiting for group in self.groups)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassView:
@@ -149,56 +146,32 @@ class ClusterView:
         return any(part.name == "gateway" and part.answered for part in self.parts)
 
 
-def group_view(group: gateway_pb2.GroupStatus, planned: planner_pb2.PlannedGroup | None, late: float = 0.0) -> GroupView:
-    """A group as a gateway sees it, with the prediction of the plan and the late requests of its advice."""
-    predicted = planned is not None and planned.completion_p50_s > 0.0
-    return GroupView(
-        group_id=group.group_id,
-        model=group.model,
+def group_view(
+    group: gateway_pb2.GroupStatus | planner_pb2.PlannedGroup, planned: planner_pb2.PlannedGroup | None, late: float = 0.0
+) -> GroupView:
+    """A group as a gateway or the plan has it, with the prediction of the plan and the late requests of its advice."""
+    predicted = planned if planned is not None and planned.completion_p50_s > 0.0 else None
+    return value_of(
+        GroupView,
+        group,
         slo_kind=SLO_KINDS.get(group.slo_kind, SloKind.COMPLETION),
-        slo_class=group.slo_class,
-        waiting=group.waiting,
-        first_deadline_s=group.first_deadline_s,
-        completion_p50_s=planned.completion_p50_s if predicted and planned is not None else None,
-        completion_p90_s=planned.completion_p90_s if predicted and planned is not None else None,
+        completion_p50_s=None if predicted is None else predicted.completion_p50_s,
+        completion_p90_s=None if predicted is None else predicted.completion_p90_s,
         late=late,
-    )
-
-
-def planned_group_view(planned: planner_pb2.PlannedGroup) -> GroupView:
-    """A group as the plan has it."""
-    predicted = planned.completion_p50_s > 0.0
-    return GroupView(
-        group_id=planned.group_id,
-        model=planned.model,
-        slo_kind=SLO_KINDS.get(planned.slo_kind, SloKind.COMPLETION),
-        slo_class=planned.slo_class,
-        waiting=planned.waiting,
-        first_deadline_s=planned.first_deadline_s,
-        completion_p50_s=planned.completion_p50_s if predicted else None,
-        completion_p90_s=planned.completion_p90_s if predicted else None,
     )
 
 
 def agent_view(status: agent_pb2.GetAgentStatusResponse) -> AgentView:
     instance, load = status.instance, status.load
-    return AgentView(
+    return value_of(
+        AgentView,
+        load,
         incarnation=instance.incarnation,
         gpu=instance.gpu,
         n_gpu=instance.n_gpu,
         engine=instance.engine,
         draining=instance.draining,
-        active_model=load.active_model,
         warm_models=tuple(model for model in load.warm_models if model != load.active_model),
-        swapping_to=load.swapping_to,
-        running=load.running,
-        offloaded=load.offloaded,
-        kv_used_tokens=load.kv_used_tokens,
-        kv_capacity_tokens=load.kv_capacity_tokens,
-        host_memory_used_bytes=load.host_memory_used_bytes,
-        host_memory_bytes=load.host_memory_bytes,
-        completed=load.completed,
-        eviction_choice=load.eviction_choice,
         operations={
             "models_activated": load.model_swaps,
             "models_warmed": load.warmings,
@@ -207,45 +180,18 @@ def agent_view(status: agent_pb2.GetAgentStatusResponse) -> AgentView:
             "kv_restored": load.kv_restores,
         },
         models=tuple(instance.models),
-        batch=load.batch,
     )
 
 
 def outcomes_view(outcomes: estimator_pb2.Outcomes) -> OutcomesView:
     operations = outcomes.operations
-    return OutcomesView(
-        window_s=outcomes.window_s,
-        accepted=outcomes.accepted,
-        completed=outcomes.completed,
-        failed=outcomes.failed,
-        cancelled=outcomes.cancelled,
-        expired=outcomes.expired,
-        output_tokens=outcomes.output_tokens,
-        classes=tuple(
-            ClassView(
-                slo_class=each.slo_class,
-                judged=each.judged,
-                attained=each.attained,
-                completed=each.completed,
-            )
-            for each in outcomes.classes
-        ),
-        calibration=tuple(_calibration_row(row) for row in outcomes.calibration if row.time in _TIMES),
+    return value_of(
+        OutcomesView,
+        outcomes,
+        classes=tuple(value_of(ClassView, each) for each in outcomes.classes),
+        calibration=tuple(value_of(CalibrationRowView, row, time=_TIMES[row.time]) for row in outcomes.calibration if row.time in _TIMES),
         operations={field.name: getattr(operations, field.name) for field in operations.DESCRIPTOR.fields},
     )
 
 
 _TIMES = {estimator_pb2.PREDICTED_TIME_WAIT: "wait", estimator_pb2.PREDICTED_TIME_COMPLETION: "completion"}
-
-
-def _calibration_row(row: estimator_pb2.CalibrationRow) -> CalibrationRowView:
-    return CalibrationRowView(
-        time=_TIMES[row.time],
-        depth=row.depth,
-        samples=row.samples,
-        within_p50=row.within_p50,
-        within_p90=row.within_p90,
-        within_p99=row.within_p99,
-        bias_s=row.bias_s,
-        r2=row.r2 if row.HasField("r2") else None,
-    )

@@ -9,11 +9,14 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from qlm_core.vocabulary.errors import ConfigError
+from qlm_core.vocabulary.errors import ConfigError, QueueFull
 from qlm_process.identity.key_file import read_keys
 from qlm_process.identity.keys import Key, split_key, unknown_key
 from qlm_process.settings import SecuritySettings
 
+RATE_LIMITED = "RATE_LIMITED"
+"""Reason of a refusal by a bound of a key."""
+FULL_RETRY_AFTER_S = 0.5
 POLL_S = 1.0
 """A revoked key ends within this time and that of reading the file."""
 
@@ -40,9 +43,12 @@ class KeyRing:
 
     @asynccontextmanager
     async def held(self, key: Key) -> AsyncIterator[None]:
-        """A call under a key. Raises Unauthenticated, within it too, once the key is revoked."""
+        """A call under a key. Raises Unauthenticated, within it too, once the key is revoked; QueueFull where it has too many."""
         if key.id not in self._keys:
             raise unknown_key()
+        if key.streams_max is not None and len(self._scopes.get(key.id, ())) >= key.streams_max:
+            details = {"bound": "streams_max", "limit": str(key.streams_max), "retry_after_s": f"{FULL_RETRY_AFTER_S:g}"}
+            raise QueueFull(f"this API key has streams_max of {key.streams_max} at each gateway", reason=RATE_LIMITED, details=details)
         scopes = self._scopes.setdefault(key.id, set())
         scope = asyncio.timeout(None)
         try:

@@ -6,6 +6,7 @@ import hmac
 import secrets
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 from pydantic import Field
 
@@ -31,7 +32,8 @@ class Role(StrEnum):
 
 class Key(Section):
     """A row of the key file. `models`: those it may use; none: all. `slo_s_min`: the least SLO, in seconds. `priority_min`: the most
-    urgent strict priority; None: no strict priority. `requests_per_min`, `prompt_tokens_per_min`: rates at each gateway; None: no bound."""
+    urgent strict priority; None: no strict priority. `requests_per_min`, `prompt_tokens_per_min`: rates at each gateway; None: no bound.
+    `streams_max`: streams and waits for an end at once, at each gateway."""
 
     id: str = Field(pattern=rf"^[0-9a-f]{{{2 * ID_BYTES}}}$")
     salt: str = Field(pattern=rf"^[0-9a-f]{{{2 * SALT_BYTES}}}$")
@@ -43,6 +45,7 @@ class Key(Section):
     priority_min: int | None = Field(None, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
     requests_per_min: float | None = Field(None, ge=1.0, le=RATE_MAX)
     prompt_tokens_per_min: float | None = Field(None, ge=1.0, le=RATE_MAX)
+    streams_max: int | None = Field(None, ge=1)
 
     @property
     def rates(self) -> dict[str, float]:
@@ -55,30 +58,10 @@ class Key(Section):
         return hmac.compare_digest(self.hash, _hash(self.salt, secret))
 
 
-def new_key(
-    role: Role,
-    tenant: str,
-    *,
-    models: tuple[str, ...] = (),
-    slo_s_min: float = 0.0,
-    priority_min: int | None = None,
-    requests_per_min: float | None = None,
-    prompt_tokens_per_min: float | None = None,
-) -> tuple[Key, str]:
-    """A row and the key itself, "qlm_<id>_<secret>". Raises pydantic's ValidationError."""
+def new_key(role: Role, tenant: str, **bounds: Any) -> tuple[Key, str]:
+    """A row and the key itself, "qlm_<id>_<secret>". `bounds`: further fields of `Key`. Raises pydantic's ValidationError."""
     identifier, salt, secret = secrets.token_hex(ID_BYTES), secrets.token_hex(SALT_BYTES), secrets.token_hex(SECRET_BYTES)
-    row = Key(
-        id=identifier,
-        salt=salt,
-        hash=_hash(salt, secret),
-        role=role,
-        tenant=tenant,
-        models=models,
-        slo_s_min=slo_s_min,
-        priority_min=priority_min,
-        requests_per_min=requests_per_min,
-        prompt_tokens_per_min=prompt_tokens_per_min,
-    )
+    row = Key(id=identifier, salt=salt, hash=_hash(salt, secret), role=role, tenant=tenant, **bounds)
     return row, f"{PREFIX}_{identifier}_{secret}"
 
 

@@ -163,7 +163,3 @@ class RoleElection:
 
     def _kept(self, lease: Lease) -> LeaseKeeper:
         return LeaseKeeper(self._queue, lease, ttl_s=self._ttl_s, renew_s=self._renew_s)
-
-    async def leader_address(self) -> str:
-        """Address of whoever has the role, "" if nobody. Raises Unavailable."""
-        return await self._queue.leader_address(self._role)

@@ -68,7 +68,6 @@ class QueuePolls:
                 self._known[group_id] = replace(record, instance=instance, waiting=record.waiting if instance else 0)
 
     def _page(self) -> tuple[str, ...]:
-        """Returns the ids to read next."""
         known = self._known
         changed = dict.fromkeys(group_id for group_id in self._listed if group_id not in known)
         changed |= dict.fromkeys((*self._heads, *self._newest()))

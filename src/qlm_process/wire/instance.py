@@ -7,28 +7,12 @@ import math
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import instance_pb2
+from qlm.field_copies import message_of, value_of
 from qlm_core.vocabulary.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
 
 
 def to_proto(facts: InstanceFacts) -> instance_pb2.Instance:
-    return instance_pb2.Instance(
-        name=facts.name,
-        incarnation=facts.incarnation,
-        gpu=facts.gpu,
-        n_gpu=facts.n_gpu,
-        engine=facts.engine,
-        models=facts.models,
-        address=facts.address,
-        time_scale=facts.time_scale,
-        draining=facts.draining,
-        batch_max=facts.batch_max,
-        active_model=facts.active_model,
-        warm_models=facts.warm_models,
-        loading_since_s=facts.loading_since_s,
-        batch=facts.batch,
-        started_s=facts.started_s,
-        lookahead_requests=facts.lookahead_requests,
-    )
+    return message_of(instance_pb2.Instance, facts)
 
 
 def from_proto(message: instance_pb2.Instance) -> InstanceFacts:
@@ -40,23 +24,13 @@ def from_proto(message: instance_pb2.Instance) -> InstanceFacts:
             f"an instance has a name, n_gpu >= 1 and a time_scale from {TIME_SCALE_MIN:g} to {TIME_SCALE_MAX:g}, "
             f"got {message.name!r}, {message.n_gpu}, {time_scale}"
         )
-    return InstanceFacts(
-        name=message.name,
-        incarnation=message.incarnation,
-        gpu=message.gpu,
-        n_gpu=message.n_gpu,
-        engine=message.engine,
-        models=tuple(message.models),
-        address=message.address,
+    return value_of(
+        InstanceFacts,
+        message,
         time_scale=time_scale,
-        draining=message.draining,
         batch_max=message.batch_max or BATCH_MAX_DEFAULT,
-        active_model=message.active_model,
-        warm_models=tuple(message.warm_models),
         loading_since_s=message.loading_since_s if math.isfinite(message.loading_since_s) else 0.0,
-        batch=message.batch,
         started_s=message.started_s if math.isfinite(message.started_s) else 0.0,
-        lookahead_requests=message.lookahead_requests,
     )
 
 

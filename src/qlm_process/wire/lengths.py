@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from qlm.api.v1 import estimator_pb2, request_pb2
+from qlm.field_copies import message_of, value_of
 from qlm_core.statistics.length_model import LengthGuess, LengthModel, LengthScore
 
 
 def guess_to_proto(guess: LengthGuess) -> request_pb2.LengthGuess:
-    return request_pb2.LengthGuess(
+    return request_pb2.LengthGuess(  # by hand, as its inverse: every request comes by here
         median_tokens=guess.median_tokens,
         model_tokens=guess.model_tokens,
         expected_tokens=guess.expected_tokens,
@@ -38,37 +39,9 @@ def predicted_output_tokens(admission: request_pb2.Admission) -> int:
 
 
 def model_to_proto(model: LengthModel) -> estimator_pb2.LengthModel:
-    return estimator_pb2.LengthModel(
-        features=model.features,
-        weights=model.weights,
-        curvatures=model.curvatures,
-        scores=[
-            estimator_pb2.LengthScore(
-                model=score.model,
-                used=score.used,
-                samples=score.samples,
-                median_error_tokens=score.median_error_tokens,
-                model_error_tokens=score.model_error_tokens,
-            )
-            for score in model.scores
-        ],
-    )
+    return message_of(estimator_pb2.LengthModel, model, scores=[message_of(estimator_pb2.LengthScore, score) for score in model.scores])
 
 
 def model_from_proto(message: estimator_pb2.LengthModel) -> LengthModel:
     """Raises ValueError for figures that no estimator writes."""
-    return LengthModel(
-        features=tuple(message.features),
-        weights=tuple(message.weights),
-        curvatures=tuple(message.curvatures),
-        scores=tuple(
-            LengthScore(
-                model=score.model,
-                used=score.used,
-                samples=score.samples,
-                median_error_tokens=score.median_error_tokens,
-                model_error_tokens=score.model_error_tokens,
-            )
-            for score in message.scores
-        ),
-    )
+    return value_of(LengthModel, message, scores=tuple(value_of(LengthScore, score) for score in message.scores))

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import estimator_pb2
+from qlm.field_copies import message_of, value_of
 from qlm_core.profiles.calibration import PRIOR_SCORES, CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.profiles.hardware_profile import AS_PROFILED, TIMED_OPERATIONS, OperationSlowdown
 from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.statistics.length_model import NO_LENGTH_MODEL
 from qlm_process.wire import lengths as length_wire
 
-_HARDWARE = tuple(field.name for field in fields(HardwareProfile) if field.name not in TIMED_OPERATIONS)
-_OPERATION = tuple(field.name for field in fields(OperationSlowdown))
-_CALIBRATION = tuple(field.name for field in fields(CalibrationProfile) if field.name != "time")
 _TIMES = {
     estimator_pb2.PREDICTED_TIME_WAIT: CalibratedTime.WAIT,
     estimator_pb2.PREDICTED_TIME_COMPLETION: CalibratedTime.COMPLETION,
 }
 TIME_NUMBERS = {time: number for number, time in _TIMES.items()}
-_WORKLOAD = tuple(field.name for field in fields(WorkloadProfile))
 
 
 def to_proto(snapshot: ProfileSnapshot) -> estimator_pb2.ProfileSnapshot:
@@ -31,10 +25,8 @@ def to_proto(snapshot: ProfileSnapshot) -> estimator_pb2.ProfileSnapshot:
         made_s=snapshot.made_s,
         last_event_id=snapshot.last_event_id,
         hardware=[_hardware_message(row) for row in snapshot.hardware],
-        workload=[estimator_pb2.WorkloadProfile(**_values(row, _WORKLOAD)) for row in snapshot.workload],
-        calibration=[
-            estimator_pb2.CalibrationProfile(time=TIME_NUMBERS[row.time], **_values(row, _CALIBRATION)) for row in snapshot.calibration.rows
-        ],
+        workload=[message_of(estimator_pb2.WorkloadProfile, row) for row in snapshot.workload],
+        calibration=[message_of(estimator_pb2.CalibrationProfile, row, time=TIME_NUMBERS[row.time]) for row in snapshot.calibration.rows],
         length_model=length_wire.model_to_proto(snapshot.length_model) if snapshot.length_model != NO_LENGTH_MODEL else None,
     )
 
@@ -46,11 +38,11 @@ def from_proto(message: estimator_pb2.ProfileSnapshot) -> ProfileSnapshot:
         made_s=message.made_s,
         last_event_id=message.last_event_id,
         hardware=tuple(_hardware(row) for row in message.hardware),
-        workload=tuple(_workload(row) for row in message.workload),
+        workload=tuple(value_of(WorkloadProfile, row) for row in message.workload),
         calibration=CalibrationTable(
             # A time that a newer version calibrates means nothing here.
             tuple(
-                CalibrationProfile(**{**_values(row, _CALIBRATION), "time": _TIMES[row.time], "scores": tuple(row.scores) or PRIOR_SCORES})
+                value_of(CalibrationProfile, row, time=_TIMES[row.time], scores=tuple(row.scores) or PRIOR_SCORES)
                 for row in message.calibration
                 if row.time in _TIMES
             )
@@ -66,43 +58,28 @@ def to_body(snapshot: ProfileSnapshot) -> bytes:
 
 def from_body(body: bytes) -> ProfileSnapshot:
     """Reads what `read_profiles` of the queue returns, if that is not empty. Raises ValueError for what is no snapshot."""
-    try:
-        message = estimator_pb2.ProfileSnapshot.FromString(body)
-    except DecodeError as error:
-        raise ValueError("not a ProfileSnapshot message") from error
-    return from_proto(message)
+    return from_proto(_parsed(body))
 
 
 def pair_rows_from_body(body: bytes, gpu: str, n_gpu: int) -> tuple[HardwareProfile, ...]:
     """Only the rows of these GPUs that are of no single instance, of what `from_body` reads. Raises ValueError as it does."""
+    return tuple(_hardware(row) for row in _parsed(body).hardware if (row.gpu, row.n_gpu, row.instance) == (gpu, n_gpu, ""))
+
+
+def _parsed(body: bytes) -> estimator_pb2.ProfileSnapshot:
     try:
-        message = estimator_pb2.ProfileSnapshot.FromString(body)
+        return estimator_pb2.ProfileSnapshot.FromString(body)
     except DecodeError as error:
         raise ValueError("not a ProfileSnapshot message") from error
-    return tuple(_hardware(row) for row in message.hardware if (row.gpu, row.n_gpu, row.instance) == (gpu, n_gpu, ""))
 
 
 def _hardware_message(row: HardwareProfile) -> estimator_pb2.HardwareProfile:
-    message = estimator_pb2.HardwareProfile(**_values(row, _HARDWARE))
-    for name in TIMED_OPERATIONS:
-        operation = getattr(row, name)
-        if operation != AS_PROFILED:
-            getattr(message, name).CopyFrom(estimator_pb2.OperationSlowdown(**_values(operation, _OPERATION)))
-    return message
+    operations = {name: getattr(row, name) for name in TIMED_OPERATIONS}
+    measured = {name: message_of(estimator_pb2.OperationSlowdown, each) for name, each in operations.items() if each != AS_PROFILED}
+    return message_of(estimator_pb2.HardwareProfile, row, **{**dict.fromkeys(TIMED_OPERATIONS), **measured})
 
 
 def _hardware(row: estimator_pb2.HardwareProfile) -> HardwareProfile:
-    values = _values(row, _HARDWARE)
     given = {field.name for field, _ in row.ListFields()}
-    values |= {name: OperationSlowdown(**_values(getattr(row, name), _OPERATION)) for name in TIMED_OPERATIONS if name in given}
-    return HardwareProfile(**values)
-
-
-def _workload(row: estimator_pb2.WorkloadProfile) -> WorkloadProfile:
-    return WorkloadProfile(**{**_values(row, _WORKLOAD), "output_shares": tuple(row.output_shares)})
-
-
-def _values(
-    row: HardwareProfile | OperationSlowdown | WorkloadProfile | CalibrationProfile | Message, names: tuple[str, ...]
-) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in names}
+    operations = {name: value_of(OperationSlowdown, getattr(row, name)) if name in given else AS_PROFILED for name in TIMED_OPERATIONS}
+    return value_of(HardwareProfile, row, **operations)

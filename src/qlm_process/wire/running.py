@@ -7,6 +7,7 @@ import math
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import instance_pb2
+from qlm.field_copies import message_of, value_of
 from qlm_core.prediction.reported_runs import GroupRuns, ReportedRuns
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_process.wire.instance import to_proto
@@ -23,13 +24,7 @@ def to_body(facts: InstanceFacts, reported: ReportedRuns | None = None) -> bytes
     if reported is not None:
         message.running_reported_s, message.token_s = reported.at_s, reported.token_s
         for group_id, runs in sorted(reported.groups.items()):
-            message.running.add(
-                group_id=group_id,
-                output_tokens=runs.output_tokens,
-                prompt_tokens=runs.prompt_tokens,
-                prefill_left_tokens=runs.prefill_left_tokens,
-                offloaded_tokens=runs.offloaded_tokens,
-            )
+            message_of(message.running.add, runs, group_id=group_id)
     return message.SerializeToString(deterministic=True)
 
 
@@ -44,12 +39,7 @@ def from_body(body: bytes) -> ReportedRuns | None:
     if not sane or sum(len(each.output_tokens) for each in message.running) > RUNS_MAX:
         return None
     groups = {
-        each.group_id: GroupRuns(
-            output_tokens=tuple(each.output_tokens),
-            prompt_tokens=each.prompt_tokens,
-            prefill_left_tokens=min(each.prefill_left_tokens, each.prompt_tokens),
-            offloaded_tokens=each.offloaded_tokens,
-        )
+        each.group_id: value_of(GroupRuns, each, prefill_left_tokens=min(each.prefill_left_tokens, each.prompt_tokens))
         for each in message.running
         if each.output_tokens
     }

@@ -1,4 +1,4 @@
--- accept, attach, cancel, expire, find: what gateways call.
+-- accept, attach, cancel, erase, expire, find: what gateways call.
 
 -- Where results hold more places than the `live` requests of a full bound: ms until the window of the first is over; else ''.
 local function frees_after_ms(prefix, live)
@@ -111,6 +111,29 @@ local function cancel(keys, args)
   finish(batch, record, 'X', args[at + 1], nil, nil, '', '', false)
   close_batch(batch)
   return 'X'
+end
+
+local KEPT_WITHIN_MS = 50  -- between the end of a result's key and its score in `kept`, which one call set
+
+-- args: hash key, Result; answer: the terminal state of a request whose Result is gone
+local function erase(keys, args)
+  local prefix = keys[1]
+  local state = cancel(keys, args)
+  if state == NOT_FOUND then return state end
+  local bounds, at = read_bounds(args)
+  local ended, name = read_terminal(prefix, args[at]), result_key_of(prefix, args[at])
+  local batch, ends_ms = open_batch(prefix, bounds), now_ms() + redis.call('PTTL', name)
+  local from, to = integer(ends_ms - KEPT_WITHIN_MS), integer(ends_ms + KEPT_WITHIN_MS)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', prefix .. ':kept', from, to)) do
+    local bytes, tenant, _, class = kept_parts(member)
+    if bytes and string.match(member, ' (%S+)') == ended.id then
+      redis.call('ZREM', prefix .. ':kept', member)
+      count_bytes(batch, tenant, class, -bytes)
+    end
+  end
+  write_counts(batch)
+  redis.call('SET', name, ERASED, 'KEEPTTL')
+  return state
 end
 
 -- answer: (field, number)… of the counters; results whose window is over since the last sweep: their members of `kept`

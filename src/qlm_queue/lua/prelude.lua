@@ -7,6 +7,7 @@ local UNASSIGNED = 'unassigned'
 local CONSUMER_GROUP = 'planner'
 local BATCH_MAX = 500
 local RECORD_BYTES = 768  -- as in bounds.py
+local ERASED = 'erased'  -- in place of a result; without it a gateway would take its request for one that the server has lost
 
 local function integer(number)
   return string.format('%.0f', number)
@@ -220,10 +221,10 @@ local function escaped_tenant(prefix, hash_key)
   return string.match(hash_key, ':req:([^:]*):', #prefix + 1)
 end
 
--- The stored end of a request, or nil: state, attempts, produced bytes, queue id, incarnation, digest, Result.
+-- The stored end of a request, or nil (also where it was erased): state, attempts, produced bytes, queue id, incarnation, digest, Result.
 local function read_terminal(prefix, hash_key)
   local stored = redis.call('GET', result_key_of(prefix, hash_key))
-  if not stored then return nil end
+  if not stored or stored == ERASED then return nil end
   local attempts, produced, id, length, start = string.match(stored, '^(%d+) (%d+) (%S+) (%d+) ()', 18)
   local incarnation_end = start + tonumber(length)
   return {

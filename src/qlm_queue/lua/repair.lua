@@ -235,7 +235,7 @@ CHECKS = {
   end,
   result = function(repair, name)
     local done, ended = pcall(read_terminal, repair.prefix, repair.prefix .. ':req:' .. string.sub(name, #repair.prefix + 9))
-    if not done or not pb_is_whole(ended.result) then set_aside(repair, name, 'cannot be read') end
+    if not done or (ended and not pb_is_whole(ended.result)) then set_aside(repair, name, 'cannot be read') end
   end,
   lease = function(repair, name, role)
     local fence = string.match(redis.call('GET', name), '^(%d+):.+$')

@@ -1,4 +1,4 @@
-"""Commands of gateways on a `MemoryState`: accept, attach, cancel, expire."""
+"""Commands of gateways on a `MemoryState`: accept, attach, cancel, erase, expire."""
 
 from __future__ import annotations
 
@@ -126,6 +126,12 @@ def cancel(state: MemoryState, now_s: float, key: RequestKey, result: bytes) -> 
     step.finish(request, RequestState.CANCELLED, result)
     step.send()
     return RequestState.CANCELLED
+
+
+def erase(state: MemoryState, now_s: float, key: RequestKey, result: bytes) -> RequestState:
+    end = cancel(state, now_s, key, result)
+    state.forget(key)
+    return end
 
 
 def condemn(state: MemoryState, now_s: float, queue_ids: Sequence[str]) -> int:

@@ -16,10 +16,9 @@ from typing import Any, TypeVar, cast
 from qlm_core.vocabulary.errors import Unavailable
 from qlm_core.vocabulary.pauses import PauseKind
 from qlm_core.vocabulary.request import RequestKey, RequestState
+from qlm_queue.bounds import HeldBytes, held_bytes
 from qlm_queue.damage import Damage, log_damage
-from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
-from qlm_queue.held_bytes import HeldBytes, held_bytes
 from qlm_queue.memory import admission as memory_admission
 from qlm_queue.memory import leases as memory_leases
 from qlm_queue.memory import planning as memory_planning
@@ -63,13 +62,26 @@ Twin = TypeVar("Twin")
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 
+WAKING = frozenset(
+    {
+        *("accept", "attach", "cancel", "expire", "place", "regroup", "apply_plan", "reclaim", "shed"),
+        *("pull", "unpull", "emit", "complete", "requeue", "report", "condemn"),
+    }
+)
+"""Operations after which a blocked read may find something."""
+
+
 def _guarded(operation: Operation) -> Operation:
     """An operation that meets damage repairs the queue and fails as where the server is away; where nothing is damaged it is a bug."""
+    wakes = operation.__name__ in WAKING
 
     @functools.wraps(operation)
     async def call(self: Any, *args: Any, **options: Any) -> Any:
         try:
-            return await operation(self, *args, **options)
+            answer = await operation(self, *args, **options)
+            if wakes:
+                await self._notify()
+            return answer
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             found = memory_repair.repair(self.state, self._now_s(), mend=True)
             if not found:
@@ -81,7 +93,6 @@ def _guarded(operation: Operation) -> Operation:
 
 
 def _all_guarded(queue: type[Twin]) -> type[Twin]:
-    """The one guard of all operations."""
     for name, operation in list(vars(queue).items()):
         if inspect.iscoroutinefunction(operation) and not name.startswith("_") and name != "repair":
             setattr(queue, name, _guarded(operation))
@@ -110,10 +121,6 @@ class MemoryQueue:
 
     async def server_time_s(self) -> float:
         return self._now_s()
-
-    def dump(self) -> QueueDump:
-        """The whole logical state."""
-        return memory_reading.dump(self.state, self._now_s())
 
     # Leases and instances ---------------------------------------------------------------------------------------------
 
@@ -147,9 +154,7 @@ class MemoryQueue:
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
         if len(acceptance.digest) != DIGEST_BYTES:
             raise ValueError(f"a digest has {DIGEST_BYTES} bytes, not {len(acceptance.digest)}")
-        receipt = memory_admission.accept(self.state, self._now_s(), acceptance)
-        await self._notify()
-        return receipt
+        return memory_admission.accept(self.state, self._now_s(), acceptance)
 
     async def held(self) -> Sequence[HeldBytes]:
         state = self.state
@@ -163,19 +168,18 @@ class MemoryQueue:
         return ""
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
-        attached = memory_admission.attach(self.state, self._now_s(), key, gateway, offset)
-        await self._notify()
-        return attached
+        return memory_admission.attach(self.state, self._now_s(), key, gateway, offset)
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
-        state = memory_admission.cancel(self.state, self._now_s(), key, result)
+        return memory_admission.cancel(self.state, self._now_s(), key, result)
+
+    async def erase(self, key: RequestKey, result: bytes) -> RequestState:
+        state = memory_admission.erase(self.state, self._now_s(), key, result)
         await self._notify()
         return state
 
     async def expire(self, result: bytes) -> int:
-        ended = memory_admission.expire(self.state, self._now_s(), result)
-        await self._notify()
-        return ended
+        return memory_admission.expire(self.state, self._now_s(), result)
 
     async def read_frames(self, gateway: str, after: str, block_s: float) -> Sequence[StreamEntry]:
         start = parse_id(after)
@@ -194,66 +198,46 @@ class MemoryQueue:
     async def place(self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]) -> Sequence[StepStatus]:
         _check_batch(groups)
         _check_batch(requests)
-        statuses = memory_planning.place(self.state, self._now_s(), lease, groups, requests)
-        await self._notify()
-        return statuses
+        return memory_planning.place(self.state, self._now_s(), lease, groups, requests)
 
     async def regroup(self, lease: Lease, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]) -> Sequence[StepStatus]:
         _check_batch(requests)
-        statuses = memory_planning.regroup(self.state, self._now_s(), lease, source, into, requests)
-        await self._notify()
-        return statuses
+        return memory_planning.regroup(self.state, self._now_s(), lease, source, into, requests)
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
-        applied = memory_planning.apply_plan(self.state, self._now_s(), lease, chunk)
-        await self._notify()
-        return applied
+        return memory_planning.apply_plan(self.state, self._now_s(), lease, chunk)
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
-        taken = memory_planning.reclaim(self.state, self._now_s(), lease, incarnation, failure)
-        await self._notify()
-        return taken
+        return memory_planning.reclaim(self.state, self._now_s(), lease, incarnation, failure)
 
     async def shed(self, lease: Lease, group_id: str, keep: int, count: int, oldest: bool, failure: bytes) -> int:
         _check_count(count)
-        ended = memory_planning.shed(self.state, self._now_s(), lease, group_id, keep, count, oldest, failure)
-        await self._notify()
-        return ended
+        return memory_planning.shed(self.state, self._now_s(), lease, group_id, keep, count, oldest, failure)
 
     # Agent ------------------------------------------------------------------------------------------------------------
 
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:
         _check_count(budget.requests_max)
-        result = memory_serving.pull(self.state, self._now_s(), lease, model, budget)
-        await self._notify()
-        return result
+        return memory_serving.pull(self.state, self._now_s(), lease, model, budget)
 
     async def owned(self, incarnation: str) -> Sequence[Pulled]:
         return [memory_serving.as_pulled(request) for _, request in sorted(self.state.running.get(incarnation, {}).items())]
 
     async def unpull(self, incarnation: str, requests: Sequence[Owned], behind_head: bool = False) -> Sequence[StepStatus]:
         _check_batch(requests)
-        statuses = memory_serving.unpull(self.state, self._now_s(), incarnation, requests, behind_head=behind_head)
-        await self._notify()
-        return statuses
+        return memory_serving.unpull(self.state, self._now_s(), incarnation, requests, behind_head=behind_head)
 
     async def emit(self, incarnation: str, emissions: Sequence[Emission]) -> Sequence[StepStatus]:
         _check_batch(emissions)
-        statuses = memory_serving.emit(self.state, self._now_s(), incarnation, emissions)
-        await self._notify()
-        return statuses
+        return memory_serving.emit(self.state, self._now_s(), incarnation, emissions)
 
     async def complete(self, incarnation: str, completions: Sequence[Completion]) -> Sequence[StepStatus]:
         _check_batch(completions)
-        statuses = memory_serving.complete(self.state, self._now_s(), incarnation, completions)
-        await self._notify()
-        return statuses
+        return memory_serving.complete(self.state, self._now_s(), incarnation, completions)
 
     async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
         _check_batch(requests)
-        statuses = memory_serving.requeue(self.state, self._now_s(), incarnation, requests, cause, failure)
-        await self._notify()
-        return statuses
+        return memory_serving.requeue(self.state, self._now_s(), incarnation, requests, cause, failure)
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
         stream = self.state.control.get(instance)
@@ -306,7 +290,6 @@ class MemoryQueue:
         entry = events_entry(events)
         if entry:
             self.state.add_events(self._now_s(), entry)
-            await self._notify()
 
     async def publish_waits(self, lease: Lease, body: bytes) -> None:
         check_waits(body)
@@ -333,9 +316,7 @@ class MemoryQueue:
 
     async def condemn(self, queue_ids: Sequence[str]) -> int:
         _check_batch(queue_ids)
-        ended = memory_admission.condemn(self.state, self._now_s(), queue_ids)
-        await self._notify()
-        return ended
+        return memory_admission.condemn(self.state, self._now_s(), queue_ids)
 
     # Blocking reads ---------------------------------------------------------------------------------------------------
 

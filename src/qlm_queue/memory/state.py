@@ -56,7 +56,6 @@ class StoredRequest:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are counted for it."""
         return RECORD_BYTES + len(self.body) + len(self.progress) + len(self.logprobs)
 
     @property

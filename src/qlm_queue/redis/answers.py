@@ -31,9 +31,9 @@ from qlm_queue.values import (
 
 DIGEST_BYTES = 16
 PULLED_STRINGS = 7
+"""Fields of each request in the answer to a pull."""
 TEXT, LOGPROBS = "1", "L"
 """Forms of output other than token ids alone."""
-"""Fields of each request in the answer to a pull."""
 _CONTROL_KINDS = frozenset(ControlKind)
 _GROUP_FIELDS = frozenset({"live", "prompt_tokens", "first_deadline", "last_deadline", "slo_least"})
 _ON = "+"

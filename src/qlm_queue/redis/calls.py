@@ -14,7 +14,6 @@ import structlog
 
 from qlm_core.vocabulary.errors import ConfigError, Unavailable
 from qlm_queue.damage import Damage, log_damage
-from qlm_queue.data_version import DATA_VERSION, agree_on_version
 from qlm_queue.keys import Keys
 from qlm_queue.redis import answers
 from qlm_queue.redis.address import ServerAddress
@@ -28,7 +27,13 @@ from qlm_queue.values import Bounds, Durability, StepStatus, StreamEntry
 
 Answer = TypeVar("Answer")
 
-LASTING = frozenset({"acquire_lease", "register", "accept", "attach", "cancel", "give_back", "complete", "find", "pause", "resume"})
+DATA_VERSION = 1
+"""Version of the keys of `keys.py` and their content. It grows with a change that builds of the version before misread; a new key that
+these leave alone is none."""
+
+LASTING = frozenset(
+    {"acquire_lease", "register", "accept", "attach", "cancel", "erase", "give_back", "complete", "find", "pause", "resume"}
+)
 """Calls whose answers somebody outside hears, or forgets what is written by: at durability `replica` they wait for replicas. Of others the
 caller still has what they wrote, and notices that it is gone (`pull`, `emit`: STALE, GAP)."""
 
@@ -95,7 +100,7 @@ class RedisCalls:
     async def _opened(self, pipe: Pipe) -> None:
         """Another server may be behind the url now. Raises Unavailable for data of another version."""
         try:
-            await agree_on_version(pipe.ask, self._keys("version"), self._name, self._data_version)
+            await _agree_on_version(pipe.ask, self._keys("version"), self._name, self._data_version)
         except ConfigError as error:
             raise Unavailable(error.message, details={"retry_after_s": f"{RETRY_AFTER_S}"}) from error
 
@@ -115,9 +120,8 @@ class RedisCalls:
             raise Unavailable(f"the queue cannot be repaired: {error}") from error
 
     async def _call(
-        self, function: str, *args: Any, read: Callable[[Any], Any] = lambda answer: answer, within_s: float | None = None
-    ) -> Any:
-        """`read`: makes a value of the answer."""
+        self, function: str, *args: Any, read: Callable[[Any], Answer] = lambda answer: answer, within_s: float | None = None
+    ) -> Answer:
         if function in LASTING:
             return await self._lasting(lambda: self._sound(lambda: self._ask(function, *args, within_s=within_s), read))
         return await self._sound(lambda: self._ask(function, *args, within_s=within_s), read)
@@ -137,7 +141,7 @@ class RedisCalls:
     async def _ask(self, function: str, *args: Any, within_s: float | None = None) -> Any:
         return await self._link.call(function, [self._keys.prefix], [*self._bound_args, *args], within_s)
 
-    async def _sound(self, ask: Callable[[], Awaitable[Any]], read: Callable[[Any], Any] = lambda answer: answer) -> Any:
+    async def _sound(self, ask: Callable[[], Awaitable[Any]], read: Callable[[Any], Answer] = lambda answer: answer) -> Answer:
         """The value of an answer. A damaged record fails the call as a server that is away does, and begins a repair: the caller tries
         again. The one guard of all calls."""
         try:
@@ -170,14 +174,11 @@ class RedisCalls:
         self._repaired_s = time.monotonic()
 
     async def _steps(self, function: str, *args: Any) -> Sequence[StepStatus]:
-        steps: list[StepStatus] = await self._call(function, *args, read=answers.statuses)
-        return steps
+        return await self._call(function, *args, read=answers.statuses)
 
     async def _read_stream(self, stream: str, field: bytes, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
-        entries: list[StreamEntry] = await self._sound(
-            lambda: self._link.read_streams(stream, after, block_s, count), partial(answers.stream_entries, field)
-        )
-        return entries
+        read = partial(answers.stream_entries, field)
+        return await self._sound(lambda: self._link.read_streams(stream, after, block_s, count), read)
 
     async def _has_consumer_group(self) -> bool:
         try:
@@ -194,3 +195,24 @@ class RedisCalls:
         except redis.ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
+
+
+async def _agree_on_version(ask: Callable[..., Awaitable[Any]], key: str, queue_name: str, own: int) -> None:
+    """Writes the version of this build into a queue that has none, or a damaged one. `ask`: makes one command, answered as the server gives
+    it. Raises ConfigError for another version. A server that takes no writes now is asked again at the next connection."""
+    try:
+        stored: bytes | None = await ask("GET", key)
+    except redis.ResponseError:  # of another type
+        stored = b""
+    try:
+        if stored is None:
+            stored = await ask("SET", key, own, "NX", "GET")  # another build may have been first
+        elif not stored.isdigit():
+            await ask("SET", key, own)
+    except redis.ResponseError:
+        return
+    if stored is not None and stored.isdigit() and int(stored) != own:
+        raise ConfigError(
+            f"queue {queue_name!r} holds data of version {int(stored)} and this build uses version {own}: run a build of version "
+            f"{int(stored)}, or give this one a queue of its own (queue.name)"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,17 +11,14 @@ import redis.asyncio as redis
 from qlm_core.vocabulary.errors import NotFound, OffsetOutOfRange, QueueFull
 from qlm_core.vocabulary.pauses import PauseKind
 from qlm_core.vocabulary.request import RequestKey, RequestState
-from qlm_queue.bounds import with_name
+from qlm_queue.bounds import HeldBytes, held_bytes, with_name
 from qlm_queue.damage import DAMAGED_RESULT
-from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
-from qlm_queue.held_bytes import HeldBytes, held_bytes
 from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
 from qlm_queue.overview import Overview, WaitsRecord, check_waits
 from qlm_queue.redis import answers, arguments
-from qlm_queue.redis.calls import CONSUMER_GROUP, RedisCalls
-from qlm_queue.redis.dump import dump_queue
+from qlm_queue.redis.calls import CONSUMER_GROUP, Answer, RedisCalls
 from qlm_queue.values import (
     BATCH_MAX,
     Acceptance,
@@ -71,7 +68,7 @@ class RedisQueue(RedisCalls):
         await self._call("release_lease", lease.role, lease.token)
 
     async def leader_address(self, role: str) -> str:
-        return str(await self._call("leader_address", role, read=answers.text_of))
+        return await self._call("leader_address", role, read=answers.text_of)
 
     # Instances --------------------------------------------------------------------------------------------------------
 
@@ -102,7 +99,7 @@ class RedisQueue(RedisCalls):
         before = self._watch.accepted_count
         expire_ms: Any = "" if acceptance.expire_after_s is None else _ms(acceptance.expire_after_s)
         try:
-            receipt: AcceptReceipt = await self._call(
+            receipt = await self._call(
                 "accept",
                 self._keys.request(acceptance.key),
                 acceptance.body,
@@ -127,8 +124,7 @@ class RedisQueue(RedisCalls):
         return receipt
 
     async def held(self) -> Sequence[HeldBytes]:
-        counted: tuple[int, dict[str, int], dict[str, int]] = await self._call("held", read=answers.held)
-        return held_bytes(self._bounds, *counted)
+        return held_bytes(self._bounds, *await self._call("held", read=answers.held))
 
     async def refusal(self) -> str:
         refusal = await self._watch.refusal()
@@ -142,22 +138,16 @@ class RedisQueue(RedisCalls):
         if offset < 0:
             raise OffsetOutOfRange("an offset is at least 0", details={"offset": str(offset)})
         try:
-            attached: Attached = await self._call(
-                "attach", self._keys.request(key), gateway, offset, read=partial(answers.attached, self._keys)
-            )
+            return await self._named("attach", key, gateway, offset, read=partial(answers.attached, self._keys))
         except OffsetOutOfRange as error:
             error.details["offset"] = str(offset)
             raise
-        except NotFound as error:
-            raise _not_found(key) from error
-        return attached
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
-        try:
-            state: RequestState = await self._call("cancel", self._keys.request(key), result, read=answers.state_of)
-            return state
-        except NotFound as error:
-            raise _not_found(key) from error
+        return await self._named("cancel", key, result, read=answers.state_of)
+
+    async def erase(self, key: RequestKey, result: bytes) -> RequestState:
+        return await self._named("erase", key, result, read=answers.state_of)
 
     async def expire(self, result: bytes) -> int:
         return int(await self._call("expire", result))
@@ -194,9 +184,7 @@ class RedisQueue(RedisCalls):
         _check_batch(count)
         found: list[LiveRequest] = []
         while len(found) < count:  # a page may hold few requests that are not placed; the end of the queue ends it
-            after, page = await self._call(
-                "unplaced", after, count, read=lambda answer: (answers.text_of(answer[0]), self._live(answer[1:]))
-            )
+            after, page = await self._call("unplaced", after, count, read=self._page)
             found += page
             if not after:
                 break
@@ -218,8 +206,7 @@ class RedisQueue(RedisCalls):
         _check_batch(len(named))
         if len(set(named)) < len(named):
             raise ValueError("a chunk names a group twice")
-        applied: AppliedChunk = await self._call("apply_plan", lease.token, *arguments.plan_chunk(chunk), read=answers.applied_chunk)
-        return applied
+        return await self._call("apply_plan", lease.token, *arguments.plan_chunk(chunk), read=answers.applied_chunk)
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         return int(await self._call("reclaim", lease.token, incarnation, failure))
@@ -232,7 +219,7 @@ class RedisQueue(RedisCalls):
 
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:
         _check_batch(budget.requests_max)
-        result: PullResult = await self._call(
+        return await self._call(
             "pull",
             lease.role,
             lease.token,
@@ -246,16 +233,13 @@ class RedisQueue(RedisCalls):
             min(budget.behind_max, BATCH_MAX),
             read=partial(answers.pull_result, self._keys),
         )
-        return result
 
     async def owned(self, incarnation: str) -> Sequence[Pulled]:
         ids = await self._sound(lambda: self._link.run(self._link.client.smembers, self._keys("running", incarnation)), sorted)
         found: list[Pulled] = []
         for first in range(0, len(ids), BATCH_MAX):
             page = ids[first : first + BATCH_MAX]
-            found += await self._call(
-                "owned", incarnation, *page, read=lambda answer: [answers.pulled(self._keys, each) for each in answer]
-            )
+            found += await self._call("owned", incarnation, *page, read=partial(answers.pulled_all, self._keys))
         return sorted(found, key=lambda request: request.acceptance_number)
 
     async def unpull(self, incarnation: str, requests: Sequence[Owned], behind_head: bool = False) -> Sequence[StepStatus]:
@@ -278,22 +262,14 @@ class RedisQueue(RedisCalls):
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
         stream = self._keys("ctl", instance)
-        entries: list[ControlEntry] = await self._sound(
-            lambda: self._link.read_streams(stream, after, block_s, READ_MAX), answers.control_entries
-        )
-        return entries
+        return await self._sound(lambda: self._link.read_streams(stream, after, block_s, READ_MAX), answers.control_entries)
 
     # Operator ---------------------------------------------------------------------------------------------------------
 
     async def live_requests(self, after: str, count: int) -> LivePage:
         _check_batch(count)
-        page: LivePage = await self._call(
-            "live_requests",
-            after,
-            count,
-            read=lambda answer: LivePage(after=answers.text_of(answer[0]), requests=self._live(answer[1:])),
-        )
-        return page
+        behind, requests = await self._call("live_requests", after, count, read=self._page)
+        return LivePage(after=behind, requests=requests)
 
     async def pause(self, kind: PauseKind, name: str) -> bool:
         added = await self._call("pause", self._keys.pause(kind, name), PAUSES_MAX, read=int)
@@ -310,31 +286,21 @@ class RedisQueue(RedisCalls):
     # Everyone ---------------------------------------------------------------------------------------------------------
 
     async def find(self, key: RequestKey) -> LiveRequest | TerminalRecord:
-        try:
-            found: LiveRequest | TerminalRecord = await self._call(
-                "find", self._keys.request(key), read=partial(answers.live_or_ended, self._keys)
-            )
-        except NotFound as error:
-            raise _not_found(key) from error
-        return found
+        return await self._named("find", key, read=partial(answers.live_or_ended, self._keys))
 
     async def requests_ahead(self, key: RequestKey) -> tuple[str, int]:
-        try:
-            instance, ahead = await self._call("requests_ahead", self._keys.request(key), read=tuple)
-            return instance.decode(), int(ahead)
-        except NotFound as error:
-            raise _not_found(key) from error
+        instance, ahead = await self._named("requests_ahead", key, read=tuple)
+        return instance.decode(), int(ahead)
 
     async def waiting(self, group_id: str, after: int, count: int) -> Sequence[LiveRequest]:
         _check_batch(count)
-        found: list[LiveRequest] = await self._call("waiting", group_id, after, count, read=self._live)
-        return found
+        return await self._call("waiting", group_id, after, count, read=self._live)
 
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
         _check_batch(len(group_ids or ()))
         await self._watch.refusal()  # also where nobody sends requests, a log that fills its disk is rewritten
         before = self._watch.accepted_count
-        overview: Overview = await self._call("overview", "all" if group_ids is None else "some", *(group_ids or ()), read=answers.overview)
+        overview = await self._call("overview", "all" if group_ids is None else "some", *(group_ids or ()), read=answers.overview)
         self._watch.counted(before, overview.accepted_count)
         return overview
 
@@ -352,24 +318,18 @@ class RedisQueue(RedisCalls):
         await self._call("publish_waits", lease.token, check_waits(body))
 
     async def read_waits(self) -> WaitsRecord:
-        waits: WaitsRecord = await self._call("read_waits", read=answers.waits)
-        return waits
+        return await self._call("read_waits", read=answers.waits)
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         await self._call("publish_profiles", lease.role, lease.token, version, body)
 
     async def read_profiles(self) -> tuple[int, bytes]:
         ask = partial(self._link.run, self._link.client.hmget, self._keys("profiles"), ["version", "body"])
-        profiles: tuple[int, bytes] = await self._sound(ask, answers.profiles)
-        return profiles
+        return await self._sound(ask, answers.profiles)
 
     async def condemn(self, queue_ids: Sequence[str]) -> int:
         _check_batch(len(queue_ids))
         return len(await self._call("condemn", "1", DAMAGED_RESULT, *queue_ids)) // 3 if queue_ids else 0
-
-    async def dump(self) -> QueueDump:
-        """The whole state, for tests: neither atomic nor bounded."""
-        return await dump_queue(self._link, self._keys, await self.overview())
 
     async def _give_back(
         self, incarnation: str, cause: str, behind_head: bool, failure: bytes, requests: Sequence[Owned]
@@ -379,6 +339,13 @@ class RedisQueue(RedisCalls):
             return []
         where = "second" if behind_head else "head"
         return await self._steps("give_back", incarnation, cause, where, failure, *arguments.owned(self._keys, requests))
+
+    async def _named(self, function: str, key: RequestKey, *args: Any, read: Callable[[Any], Answer]) -> Answer:
+        """Calls a function about one request. Raises NotFound with its names."""
+        try:
+            return await self._call(function, self._keys.request(key), *args, read=read)
+        except NotFound as error:
+            raise NotFound("no such request", details={"tenant": key.tenant, "request_id": key.request_id}) from error
 
     def _live(self, answer: Sequence[Any]) -> list[LiveRequest]:
         return [answers.live_request(self._keys, each) for each in answer]
@@ -394,7 +361,3 @@ def _ms(seconds: float) -> int:
 def _check_batch(size: int) -> None:
     if size > BATCH_MAX:
         raise ValueError(f"one call touches at most {BATCH_MAX} ids, not {size}")
-
-
-def _not_found(key: RequestKey) -> NotFound:
-    return NotFound("no such request", details={"tenant": key.tenant, "request_id": key.request_id})

@@ -102,7 +102,6 @@ class _Repair:
             self._note(await self._ask("repair_kept", *(part for pair in pairs[first : first + PAGE] for part in pair)))
 
     async def _names(self) -> set[bytes]:
-        """All keys of the queue."""
         pattern = "".join(f"\\{letter}" if letter in "[]*?\\" else letter for letter in self._keys.prefix) + ":*"
         names: set[bytes] = set()
         cursor = 0

@@ -19,7 +19,7 @@ LIBRARY_PREFIX = "qlm_"
 # All but `accept` go on where the server is full: they end requests, and free memory with that.
 WRITING = (
     "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles", "publish_waits",
-    "attach", "cancel", "expire", "pause", "resume",
+    "attach", "cancel", "erase", "expire", "pause", "resume",
     "arrived", "place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance",
     "pull", "give_back", "emit", "complete",
     "repair_keys", "repair_requests", "repair_groups", "repair_members", "repair_kept", "repair_counts", "condemn",

@@ -135,7 +135,6 @@ class SimAgent:
     # Life -------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A new process of this name."""
         self.process.begin()
         self._past_swaps = self.swaps
         self.begin_life()
@@ -186,7 +185,6 @@ class SimAgent:
                     self.process.spawn(self._drive())
 
     async def _drive(self) -> None:
-        """Engine effects, one after the other."""
         while self._effects:
             await self._driver.perform(self._effects.popleft(), self.process.spawn)
         self._driving = False
@@ -207,14 +205,7 @@ class SimAgent:
         self._step(answer)
 
     def _keep(self, lease: Lease) -> LeaseKeeper:
-        return SimLeaseKeeper(
-            self.process,
-            self._queue,
-            lease,
-            ttl_s=self._site.description.lease_ttl_s,
-            renew_s=self._site.description.lease_renew_s,
-            on_lost=lambda: self._step(LeaseLoss(incarnation=lease.role)),
-        )
+        return SimLeaseKeeper(self._site, self.process, self._queue, lease, lambda: self._step(LeaseLoss(incarnation=lease.role)))
 
     # Events of operations ---------------------------------------------------------------------------------------------
 

@@ -62,7 +62,6 @@ class Connection:
         self._reads = 0
 
     def begin(self, call: Message) -> None:
-        """Sends the call."""
         if not self._gateway.process.alive:
             self._arrive(CONNECT_REFUSED_S, None, Unavailable("connection refused"))
             return
@@ -86,7 +85,6 @@ class Connection:
         return response
 
     def close(self) -> None:
-        """The client breaks it off."""
         if not self._closed:
             self._closed = True
             if self._gateway.process.epoch == self._epoch:
@@ -153,7 +151,6 @@ class SimClient:
         return bool(self.state) and self.cancelled is not False and not self.others_open
 
     def start(self) -> None:
-        """At its arrival."""
         self._process.spawn(self._run())
         if self.behaviour.cancels_after_s is not None:
             self.cancelled = False

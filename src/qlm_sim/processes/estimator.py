@@ -39,19 +39,9 @@ class SimEstimator:
         self._site = site
 
     def start(self) -> None:
-        """A new process of this name."""
         site, process = self._site, self.process
         process.begin()
         queue = site.link(process)
-        roles = election(
-            process,
-            queue,
-            ESTIMATOR_ROLE,
-            f"{process.name}:0",
-            ttl_s=site.description.lease_ttl_s,
-            renew_s=site.description.lease_renew_s,
-            make_nonce=lambda: f"{process.name}-{site.new_id()}",
-        )
         shell = QuietShell(
             queue=queue,
             clock=ProcessClock(process, queue),
@@ -61,4 +51,4 @@ class SimEstimator:
             metrics=EstimatorMetrics(),
             sleep=process.sleep,
         )
-        process.spawn(shell.run(roles))
+        process.spawn(shell.run(election(site, process, queue, ESTIMATOR_ROLE)))

@@ -77,7 +77,6 @@ class ServerCall:
         self._send(copy, None)
 
     def taken(self) -> None:
-        """The client took one response."""
         self._on_the_way -= 1
         task, self._waiting = self._waiting, None
         if task is not None:
@@ -171,7 +170,6 @@ class SimGateway:
         call.task = self.process.spawn(self._serve(message, call))
 
     def drop(self, call: ServerCall) -> None:
-        """The client disconnected."""
         if call.task is not None:
             call.task.cancel()
         self.open_calls.pop(call, None)

@@ -47,7 +47,6 @@ class SimPlanner:
         self._term_tasks: dict[Task, None] = {}
 
     def start(self) -> None:
-        """A new process of this name."""
         self.process.begin()
         self._forget_term()
         self.process.spawn(self._work())
@@ -60,20 +59,9 @@ class SimPlanner:
     # Terms ------------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        lease_ttl_s, renew_s = self._site.description.lease_ttl_s, self._site.description.lease_renew_s
-        roles = election(
-            self.process,
-            self._queue,
-            PLANNER_ROLE,
-            self.address,
-            ttl_s=lease_ttl_s,
-            renew_s=renew_s,
-            make_nonce=lambda: f"{self.process.name}-{self._site.new_id()}",
-            on_lost=self._lose,
-        )
+        roles = election(self._site, self.process, self._queue, PLANNER_ROLE, self._lose)
         while True:
-            keeper = await roles.win()
-            await self._lead(keeper)
+            await self._lead(await roles.win())
 
     async def _lead(self, keeper: LeaseKeeper) -> None:
         """One term, until the lease is lost. Only its calls under way remain then."""

@@ -65,5 +65,4 @@ EFFECTS = (
 
 
 def missing(meetings: Meetings, expected: Iterable[tuple[str, str]]) -> list[str]:
-    """The expected meetings that did not happen."""
     return [f"{fault} x {work}" for fault, work in expected if not meetings[(fault, work)]]

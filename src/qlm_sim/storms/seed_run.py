@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -35,8 +35,6 @@ SETTLE_S = 20.0
 LINES_KEPT = 400
 """Lines of a failing seed's transcript that are printed."""
 
-Prepare = Callable[[Cluster], None]
-
 DEFAULTS = Policy()
 
 
@@ -64,14 +62,12 @@ def run_seed(
     lines_max: int = 0,
     hashed: bool = False,
     make_queue: MakeQueue = MemoryQueue,
-    prepare: Prepare = lambda cluster: None,
     policy: Policy = DEFAULTS,
 ) -> SeedReport:
-    """Runs a seed to its end or to the first violation. `make_queue`, `prepare`: for planted faults. `policy`: the planners'."""
+    """Runs a seed to its end or to the first violation. `make_queue`: for planted faults. `policy`: the planners'."""
     with quiet_logs():
         run = _Run(seed, lines_max, hashed, make_queue, policy)
         try:
-            prepare(run.cluster)
             run.go()
             problem = ""
         except (AssertionError, KeyError, ValueError, IndexError, AttributeError, TypeError, QlmError) as error:
@@ -194,7 +190,6 @@ class _Run:
 
 
 def run_seeds(seeds: Sequence[int], processes: int = 1) -> Iterator[SeedReport]:
-    """Yields the reports in the order of the seeds."""
     if processes <= 1:
         yield from map(run_seed, seeds)
         return

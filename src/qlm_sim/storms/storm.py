@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar, assert_never
+from typing import assert_never
 
 from qlm_sim.cluster import START_S, Cluster, Member
 from qlm_sim.processes.agent import SimAgent
@@ -18,8 +18,6 @@ from qlm_sim.world.network import CALM
 from qlm_sim.world.process import Process
 from qlm_sim.world.server import Condition
 
-M = TypeVar("M", bound=Member)
-
 SLOWEST_ENGINE = 12.0
 """Most times longer that a straggler takes."""
 
@@ -27,6 +25,8 @@ SLOWEST_SERVER_S = 0.02
 BREAKS_MAX = 0.3
 REVIVE_EVERY_S = 0.5
 """A process that stopped by itself (a drained agent) is restarted by then, as an operator's supervisor does."""
+
+SERVER_FAULTS = (Fault.STALL_SERVER, Fault.SLOW_SERVER, Fault.KILL_SERVER)
 
 Meetings = Counter[tuple[str, str]]
 """(kind of fault, work under way) -> how often they met."""
@@ -44,7 +44,6 @@ class Storm:
         self._ambushes: dict[Strike, Member] = {}
 
     def begin(self) -> None:
-        """Schedules all of it."""
         self._cluster.network.settings = self._weather.network
         self._cluster.site.on_step = self._stepped
         for strike in self._weather.strikes:
@@ -53,35 +52,28 @@ class Storm:
         self._cluster.schedule.after(REVIVE_EVERY_S, self._revive_drained)
 
     def _strike(self, strike: Strike) -> None:
-        cluster = self._cluster
-        match strike.fault:
-            case _ if strike.ambush:
-                self._set_ambush(strike, self._victim(strike))
-            case Fault.KILL_AGENT | Fault.FREEZE_AGENT | Fault.CUT_AGENT | Fault.DRAIN_AGENT | Fault.DOUBLE_AGENT:
-                self._strike_agent(strike, _one_of(cluster.agents, strike))
-            case Fault.SLOW_ENGINE | Fault.BREAK_RUNS:
-                self._strike_agent(strike, _one_of(cluster.agents, strike))
-            case Fault.KILL_PLANNER | Fault.FREEZE_PLANNER | Fault.CUT_PLANNER:
-                self._strike_process(strike, _one_of(cluster.planners, strike))
-            case Fault.KILL_ESTIMATOR | Fault.FREEZE_ESTIMATOR | Fault.CUT_ESTIMATOR:
-                self._strike_process(strike, _one_of(cluster.estimators, strike))
-            case Fault.KILL_GATEWAY | Fault.FREEZE_GATEWAY | Fault.CUT_GATEWAY:
-                self._strike_process(strike, _one_of(cluster.gateways, strike))
-            case Fault.STALL_SERVER | Fault.SLOW_SERVER | Fault.KILL_SERVER:
-                self._strike_server(strike)
-            case _:
-                assert_never(strike.fault)
-
-    # Ambushes ---------------------------------------------------------------------------------------------------------
-
-    def _set_ambush(self, strike: Strike, victim: Member) -> None:
-        self._ambushes[strike] = victim
-        self._cluster.schedule.after(AMBUSH_S, partial(self._spring, strike))
+        if strike.ambush:
+            self._ambushes[strike] = self._victim(strike)
+            self._cluster.schedule.after(AMBUSH_S, partial(self._spring, strike))
+        elif strike.fault in SERVER_FAULTS:
+            self._strike_server(strike)
+        elif isinstance(member := self._victim(strike), SimAgent):
+            self._strike_agent(strike, member)
+        else:
+            self._strike_process(strike, member)
 
     def _victim(self, strike: Strike) -> Member:
+        """By the fault's last word, which is an agent's part where it names no process."""
         cluster = self._cluster
-        planners = strike.fault in (Fault.KILL_PLANNER, Fault.FREEZE_PLANNER)
-        return _one_of(cluster.planners, strike) if planners else _one_of(cluster.agents, strike)
+        others: dict[str, Sequence[Member]] = {
+            "planner": cluster.planners,
+            "estimator": cluster.estimators,
+            "gateway": cluster.gateways,
+        }
+        members = others.get(strike.fault.rpartition(" ")[2], cluster.agents)
+        return members[strike.victim % len(members)]
+
+    # Ambushes ---------------------------------------------------------------------------------------------------------
 
     def _stepped(self, process: Process, effects: Sequence[object]) -> None:
         """Ambushes on one of these calls strike once it is sent."""
@@ -206,10 +198,6 @@ class Storm:
     def _say(self, process: str, text: str) -> None:
         if self._cluster.transcript.on:
             self._cluster.transcript.line(self._cluster.schedule.now_s, process, f"*** {text}")
-
-
-def _one_of(members: Sequence[M], strike: Strike) -> M:
-    return members[strike.victim % len(members)]
 
 
 def _mend(agent: SimAgent) -> None:

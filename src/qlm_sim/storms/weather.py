@@ -74,7 +74,6 @@ class Weather:
 
 
 def weather_of(chance: Chance, lease_ttl_s: float) -> Weather:
-    """The faults of one run."""
     kinds = tuple(chance.some(tuple(Fault), chance.pick((0.15, 0.3, 0.6))))
     trouble_s = chance.between(10.0, 45.0)
     mean_gap_s = chance.pick((0.5, 1.5, 5.0))

@@ -9,15 +9,17 @@ from qlm_process.queue.leases import LeaseKeeper, RoleElection
 from qlm_queue.port import Queue
 from qlm_queue.values import Lease
 from qlm_sim.world.process import Process, Task
+from qlm_sim.world.site import Site
 
 
 class SimLeaseKeeper(LeaseKeeper):
     """`on_lost`: called once when the lease is lost."""
 
-    def __init__(
-        self, process: Process, queue: Queue, lease: Lease, *, ttl_s: float, renew_s: float, on_lost: Callable[[], None] | None = None
-    ) -> None:
-        super().__init__(queue, lease, ttl_s=ttl_s, renew_s=renew_s, sleep=process.sleep, monotonic=process.now_s)
+    def __init__(self, site: Site, process: Process, queue: Queue, lease: Lease, on_lost: Callable[[], None] | None = None) -> None:
+        described = site.description
+        super().__init__(
+            queue, lease, ttl_s=described.lease_ttl_s, renew_s=described.lease_renew_s, sleep=process.sleep, monotonic=process.now_s
+        )
         self._process = process
         self._on_lost = on_lost
         self._renewing: Task | None = None
@@ -40,20 +42,15 @@ class SimLeaseKeeper(LeaseKeeper):
                 return  # it expires
 
 
-def election(
-    process: Process,
-    queue: Queue,
-    role: str,
-    address: str,
-    *,
-    ttl_s: float,
-    renew_s: float,
-    make_nonce: Callable[[], str],
-    on_lost: Callable[[], None] | None = None,
-) -> RoleElection:
-    """The live election of a role, for a simulated process."""
-
-    def keep(lease: Lease) -> LeaseKeeper:
-        return SimLeaseKeeper(process, queue, lease, ttl_s=ttl_s, renew_s=renew_s, on_lost=on_lost)
-
-    return RoleElection(queue, role, address, ttl_s=ttl_s, renew_s=renew_s, make_nonce=make_nonce, sleep=process.sleep, keep=keep)
+def election(site: Site, process: Process, queue: Queue, role: str, on_lost: Callable[[], None] | None = None) -> RoleElection:
+    """The live election of a role, for a simulated process, whose address is its name with port 0."""
+    return RoleElection(
+        queue,
+        role,
+        f"{process.name}:0",
+        ttl_s=site.description.lease_ttl_s,
+        renew_s=site.description.lease_renew_s,
+        make_nonce=lambda: f"{process.name}-{site.new_id()}",
+        sleep=process.sleep,
+        keep=lambda lease: SimLeaseKeeper(site, process, queue, lease, on_lost),
+    )

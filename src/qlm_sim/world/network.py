@@ -58,11 +58,6 @@ class NetworkSettings:
     delayed: float = 0.0
     call_timeout_s: float = 2.0
 
-    @property
-    def certain(self) -> bool:
-        """Every message arrives once."""
-        return not (self.request_lost or self.answer_lost or self.repeated or self.delayed)
-
 
 CALM = NetworkSettings()
 
@@ -87,7 +82,6 @@ class Exchange:
         return not self._settled and self.process.epoch == self.epoch
 
     def answer(self, value: object, error: QlmError | None = None) -> None:
-        """From the server, over the network."""
         self._network.answer(self, value, error)
 
     def give_up_at_deadline(self) -> None:
@@ -157,7 +151,6 @@ class Network:
             self._server.receive(exchange)
 
     def answer(self, exchange: Exchange, value: object, error: QlmError | None) -> None:
-        """Brings an answer back."""
         if not exchange.heard:
             return
         process, command = exchange.process, exchange.command

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import cast
 
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
@@ -14,6 +15,7 @@ from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_planner.policy import Policy
+from qlm_queue.port import Queue
 from qlm_sim.description import ClusterDescription
 from qlm_sim.world.chance import Chance
 from qlm_sim.world.link import QueueLink
@@ -59,11 +61,10 @@ class Site:
         skew_s = self.description.clock_skew_max_s
         return Process(self.schedule, name, self.chance.part(f"{name}/clock").between(-skew_s, skew_s))
 
-    def link(self, process: Process) -> QueueLink:
-        return QueueLink(QUEUE_NAME, process, self.network)
+    def link(self, process: Process) -> Queue:
+        return cast("Queue", QueueLink(QUEUE_NAME, process, self.network))
 
     def stepped(self, process: Process, event: object, effects: Sequence[object]) -> None:
-        """A machine took an event."""
         if self.transcript.on:
             self.transcript.step(self.schedule.now_s, process.name, event, effects)
         if self.on_step is None:

@@ -43,7 +43,6 @@ class Transcript:
                 del self._lines[: -self._lines_max]
 
     def step(self, now_s: float, process: str, event: object, effects: Sequence[object]) -> None:
-        """A machine's event and its effects."""
         self.line(now_s, process, f"{in_words(event)} -> {', '.join(map(in_words, effects)) or 'nothing'}")
 
     @property

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.run import RemoteModel
-from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.openai.server import OpenAiServer
+from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import Engine, EngineRequest, FinishReason, TextPrompt
 from running_text_server import shared_text_server
 from text_server import CONTEXT_WORDS, KEY, MODEL, text_prompt
 
 from .subjects import Kind, Limits
 
-TIMEOUTS = Timeouts(connect_s=5.0, call_s=20.0, first_token_s=20.0, stall_s=20.0, swap_s=20.0)
+TIMEOUTS = {f"{name}_timeout_s": 20.0 for name in ("call", "first_token", "stall", "swap")}
 
 
 class OpenAiTextSubject:
@@ -22,26 +23,20 @@ class OpenAiTextSubject:
         self.context_tokens = CONTEXT_WORDS
         self.finish = FinishReason.STOP
         self.deadline_s = 20.0
-        server = OpenAiServer(shared_text_server().url, KEY, TIMEOUTS, connections_max=200)
+        settings = OpenAiSettings(
+            base_url=shared_text_server().url, output="text", parameters=("ignore_eos",), tell_every_s=0.005, poll_s=0.5, **TIMEOUTS
+        )
         remote = RemoteModel(
             name=MODEL,
             remote=MODEL,
-            server=server,
+            server=OpenAiServer(settings.base_url, KEY, settings),
             context_tokens=self.context_tokens,
             text_output=True,
             continues_chats=False,
-            parameters=("ignore_eos",),
+            parameters=settings.parameters,
             ends=set(),
         )
-        self.engine: Engine = OpenAiEngine(
-            {MODEL: remote},
-            kv_capacity_tokens={MODEL: 100_000},
-            batch_max=limits.batch_max,
-            sleeps=False,
-            tell_every_s=0.005,
-            poll_s=0.5,
-            swap_timeout_s=20.0,
-        )
+        self.engine: Engine = OpenAiEngine({MODEL: remote}, settings, kv_capacity_tokens={MODEL: 100_000}, batch_max=limits.batch_max)
 
     def request(self, run_id: str, *, model: str, number: int, prompt: int, answer: int, **fields: object) -> EngineRequest:
         values: dict[str, object] = {

@@ -9,10 +9,9 @@ from qlm_core.profiles.profile import HardwareProfile, ProfileSnapshot, Workload
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.stream import EntryId
 from qlm_estimator.events import (
     Effect,
-    EntryId,
-    EntryRead,
     Event,
     GroupClass,
     Imported,
@@ -22,7 +21,6 @@ from qlm_estimator.events import (
     Publish,
     QueueSeen,
     ReportedOperation,
-    Restored,
     Tick,
 )
 from qlm_estimator.machine import EstimatorMachine, Learning
@@ -42,7 +40,9 @@ class Driver:
     """Feeds a machine events at times in seconds after the beginning."""
 
     def __init__(self, learning: Learning | None = None, catalogue: Mapping[str, ModelSpec] = CATALOGUE) -> None:
-        self.machine = EstimatorMachine(learning=learning or Learning(), catalogue=catalogue, shipped=SHIPPED.hardware)
+        self._learning = learning or Learning()
+        self._catalogue = catalogue
+        self.restore(None)
         self.published: list[ProfileSnapshot] = []
         self.noted: list[Effect] = []
         self.serial = 0
@@ -57,8 +57,9 @@ class Driver:
         self.now_s = at_s
         self._take(self.machine.step(self._clock_s(), Tick()))
 
-    def restore(self, snapshot: ProfileSnapshot) -> None:
-        self._take(self.machine.step(self._clock_s(), Restored(snapshot=snapshot)))
+    def restore(self, snapshot: ProfileSnapshot | None) -> None:
+        """Starts a machine from a snapshot that another published, or from nothing."""
+        self.machine = EstimatorMachine(learning=self._learning, catalogue=self._catalogue, shipped=SHIPPED.hardware, restored=snapshot)
 
     def bring(self, snapshot: ProfileSnapshot) -> None:
         self._take(self.machine.step(self._clock_s(), Imported(snapshot=snapshot)))
@@ -103,7 +104,7 @@ class Driver:
         self._entry_read(operation.entry_id)
 
     def _entry_read(self, entry_id: EntryId) -> None:
-        self._take(self.machine.step(self._clock_s(), EntryRead(entry_id=entry_id)))
+        self._take(self.machine.step(self._clock_s(), Tick(read_to=entry_id)))
 
     def run(self, began_s: float, ended_s: float, queue_id: str = "1", **fields: object) -> None:
         """Its prefill has the share of the time that it has by the A100 row, where it runs by itself."""

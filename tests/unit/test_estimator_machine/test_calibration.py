@@ -8,15 +8,15 @@ from qlm_core.profiles.calibration import CalibratedTime, CalibrationProfile
 from qlm_core.statistics.distribution import Normal
 from qlm_estimator.calibration import feedback
 from qlm_estimator.calibration.bias import BiasFactor
-from qlm_estimator.events import LifecycleKind
-from qlm_estimator.predictions import AGE_MAX_S, Judged, Predicted, quantiles_of
+from qlm_estimator.events import Count, Ended, LifecycleKind
+from qlm_estimator.predictions import AGE_MAX_S, Predicted, quantiles_of
 
 from .driver import BEGAN_MS, INSTANCE, Driver
 
 OWN = Normal(100.0, 25.0)
 
 
-def predicted(at_s: float, queue_id: str) -> Predicted:
+def predicted(at_s: float, queue_id: str, instance: str = INSTANCE.name) -> Predicted:
     return Predicted(
         queue_id=queue_id,
         at_s=BEGAN_MS / 1e3 + at_s,
@@ -25,8 +25,12 @@ def predicted(at_s: float, queue_id: str) -> Predicted:
         model="chat",
         gpu=INSTANCE.gpu,
         n_gpu=1,
-        instance=INSTANCE.name,
+        instance=instance,
     )
+
+
+def ended(queue_id: str, at_s: float, latency_s: float, wait_s: float | None = None, state: Count = Count.COMPLETED) -> Ended:
+    return Ended(queue_id=queue_id, at_s=BEGAN_MS / 1e3 + at_s, state=state, slo_class="", latency_s=latency_s, wait_s=wait_s)
 
 
 def served(driver: Driver, at_s: float, wait_s: float) -> None:
@@ -34,8 +38,7 @@ def served(driver: Driver, at_s: float, wait_s: float) -> None:
     told_so = predicted(at_s, str(at_s))
     driver.step(at_s, told_so)
     driver.tell(LifecycleKind.PULLED, at_s + wait_s, told_so.queue_id)
-    came = Judged(predicted=told_so, at_s=told_so.at_s + wait_s + 10.0, completion_s=wait_s + 10.0, wait_s=wait_s)
-    driver.step(at_s + wait_s + 10.0, came)
+    driver.step(at_s + wait_s + 10.0, ended(told_so.queue_id, at_s + wait_s + 10.0, wait_s + 10.0, wait_s))
 
 
 def learned(wait_s: float = 120.0, count: int = 30) -> Driver:
@@ -76,6 +79,23 @@ def test_predictions_that_wait_together_are_one_observation_of_a_bias() -> None:
         sixteen.add(0.01 * number, 100.0, 120.0)
     assert sixteen.level_s(100.0) == pytest.approx(one.level_s(100.0), abs=0.1)
     assert one.level_s(100.0) == pytest.approx(110.0, abs=0.5), "half of it, as the prior weighs as much"
+
+
+def test_a_new_instance_begins_as_its_model_and_leaves_it_alone() -> None:
+    kept = feedback.Feedback(slowdown_of=lambda _model, _instance: 1.0)
+
+    def wait(instance: str, at_s: float, actual_s: float) -> dict[str, float]:
+        kept.predict(predicted(at_s, str(at_s), instance))
+        kept.end(ended(str(at_s), at_s + actual_s, actual_s + 10.0, actual_s))
+        rows = [row for row in kept.profiles(BEGAN_MS / 1e3 + at_s + actual_s) if row.time is CalibratedTime.WAIT and row.instance]
+        return {row.instance: row.bias_factor for row in rows}
+
+    for number in range(20):
+        first = wait("a", 200.0 * number, 120.0)["a"]
+    assert first == pytest.approx(1.2, rel=0.05)
+    factors = wait("b", 4_000.0, 60.0)
+    assert factors["a"] == first
+    assert 1.0 < factors["b"] < first
 
 
 def test_the_factor_is_clamped() -> None:
@@ -131,7 +151,7 @@ def test_cancelled_before_it_is_decided_says_nothing() -> None:
     before = row(driver)
     began_s = driver.now_s
     driver.step(began_s, predicted(began_s, "gone"))
-    driver.tell(LifecycleKind.ENDED, began_s + 50.0, "gone")
+    driver.step(began_s + 50.0, ended("gone", began_s + 50.0, 50.0, state=Count.CANCELLED))
     driver.tick(began_s + 1_000.0)
     assert row(driver) == before
 
@@ -167,18 +187,18 @@ def test_what_was_told_before_the_speed_changed_is_no_bias() -> None:
     driver.step(600.0, predicted(600.0, "before"))
     for number in range(60, 160):
         driver.run(10.0 * number, 10.0 * number + 6.0, str(number))
-    came = Judged(predicted=predicted(600.0, "before"), at_s=BEGAN_MS / 1e3 + 1_600.0, completion_s=210.0, wait_s=200.0)
-    driver.step(1_610.0, came)
+    driver.step(1_610.0, ended("before", 1_600.0, 210.0, 200.0))
     assert row(driver).bias_factor == 1.0
 
 
 def test_what_never_ends_is_given_up_and_all_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "OUTSTANDING_MAX", 100)
-    kept = feedback.Feedback(rows_max=10, slowdown_of=lambda _model, _instance: 1.0)
+    monkeypatch.setattr(feedback, "ROWS_MAX", 10)
+    kept = feedback.Feedback(slowdown_of=lambda _model, _instance: 1.0)
     for number in range(1_000):
         told_so = predicted(10.0 * number, str(number))
         kept.predict(told_so)
-        kept.judge(Judged(predicted=told_so, at_s=told_so.at_s + 1.0, completion_s=1.0, wait_s=1.0))
+        assert kept.end(ended(str(number), 10.0 * number + 1.0, 1.0, 1.0)) is not None
         assert not kept._followed
     for number in range(1_000):
         kept.predict(predicted(20_000.0, f"lost {number}"))

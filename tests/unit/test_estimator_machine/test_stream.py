@@ -109,6 +109,8 @@ def test_a_restart_goes_on_from_what_was_published() -> None:
     restarted.seen()
     assert restarted.published == []
     assert restarted.machine.snapshot == last
+    restarted.again(driver.last)
+    assert restarted.machine.counts.repeated == 1, "it was learned before"
     restarted.run(at_s + 30.0, at_s + 30.0 + duration_s(200, slowdown=1.3), "1000")
     restarted.tick(at_s + 100.0)
     newest = restarted.published[-1]

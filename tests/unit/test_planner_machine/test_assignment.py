@@ -216,7 +216,7 @@ async def test_waits_are_predicted_for_the_group_that_a_request_joins(fraction: 
     await world.submit("alpha", slo_s=3_600.0, prompt_tokens=2_000, count=5)
     await world.advance(5.0)
     first = machine.board.groups[machine.board.queues["a"][0]]
-    predicted = machine._assignment.joins(machine.board, machine.estimates)(first.traits.key, world.now_s + 3_600.0)
+    predicted = machine._assignment.joins(machine.board, machine.estimates, first.traits.key, world.now_s + 3_600.0)
     assert predicted == (first.group_id if fraction > 1.0 else "")
     await world.submit("alpha", slo_s=3_600.0)
     await world.settle()

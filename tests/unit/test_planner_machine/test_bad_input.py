@@ -19,7 +19,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ROWS, ClassTable
 from qlm_planner.machine.effects import Outcome
 from qlm_planner.machine.events import ProfilesRead, ReplanAsked
-from qlm_planner.plan.plan_view import plan_view
+from qlm_planner.shell.plan_message import plan_message
 from qlm_queue.values import Acceptance
 
 from .world import CATALOGUE, LEASE_S, World, profiles
@@ -75,7 +75,7 @@ async def test_without_instances_all_waits_and_every_question_is_answered() -> N
     assert {await world.state(key) for key in keys} == {"PLACED"}
     assert set((await world.queues())[UNASSIGNED]) == {"alpha", "beta"}
     assert any(change.replans == {1: 0} for change in world.changes)
-    [queue] = plan_view(machine.board, machine.changes.table, world.now_s).queues
+    [queue] = plan_message(machine.board, machine.changes.table, world.now_s).queues
     assert [(group.waiting, group.completion_p50_s) for group in queue.groups] == [(20, 0.0), (1, 0.0)]
 
 
@@ -95,7 +95,7 @@ async def test_objectives_of_any_size_are_ordered(slo_s: float) -> None:
     assert await world.state(urgent) == "PLACED"
     assert math.isfinite(machine.changes.predicted.total)
     assert all(job.outcome is not Outcome.FAILED for job in world.jobs)
-    queues = plan_view(machine.board, machine.changes.table, world.now_s).queues
+    queues = plan_message(machine.board, machine.changes.table, world.now_s).queues
     outlooks = [group for queue in queues if queue.instance == "a" for group in queue.groups]
     assert sum(group.waiting for group in outlooks) == 801
     assert all(math.isfinite(group.completion_p90_s) for group in outlooks)

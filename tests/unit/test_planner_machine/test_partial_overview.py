@@ -9,10 +9,11 @@ import pytest
 
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.request import RequestKey
+from qlm_core.vocabulary.stream import EntryId
 from qlm_planner.board.board import Board
 from qlm_planner.board.history import History
 from qlm_planner.board.partial_overview import PAGE_GROUPS, refresh
-from qlm_planner.board.snapshot import EntryId, InstanceRow, Snapshot
+from qlm_planner.board.snapshot import InstanceRow, Snapshot
 from qlm_planner.machine.effects import ReadOverview
 from qlm_planner.machine.events import EventEntry
 from qlm_planner.policy import Policy

@@ -26,9 +26,8 @@ from .world import MODELS, START_S
 
 def home(policy: Baseline, board: Board, new: Group) -> str:
     made = class_table()
-    found = policy.home(lines_of(board, made, START_S), made, new, board, START_S)
-    assert found is not None
-    return found[0].slot.facts.name
+    line, _ = policy.home(lines_of(board, made, START_S), made, new, board, START_S)
+    return line.slot.facts.name
 
 
 # EDF, FCFS and the shortest queue -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.machine.effects import Place
 from qlm_planner.machine.events import ReplanAsked
 from qlm_planner.policy import Policy
+from queue_dump_memory import dump_memory
 
 from .world import LEASE_S, MODELS, World
 
@@ -111,7 +112,7 @@ def test_invariants(history: list[tuple[object, ...]]) -> None:
         assert sum(group.live for group in overview.groups.values()) == sum(state in ("PLACED", "RUNNING") for state in states)
         placed = [each.arrival.facts.queue_id for call in world.calls if isinstance(call, Place) for each in call.requests]
         assert len(placed) == len(set(placed)), "and once"
-        members = [queue_id for group in world.queue.dump().groups for queue_id in group.members]
+        members = [queue_id for group in dump_memory(world.queue).groups for queue_id in group.members]
         assert len(members) == len(set(members)), "in one group"
         for queue in overview.virtual_queues:
             if queue.instance == UNASSIGNED:

@@ -9,10 +9,10 @@ import pytest
 from benchmarks.planner.enumeration import enumerated
 from benchmarks.planner.generator import Shape, drawn
 from benchmarks.planner.printed import printed_optimum
-from benchmarks.planner.scenarios import at_quantile, sampled
 from hypothesis import given, settings
 
 from drawn_problems import by_hand, certain, problems
+from problem_scenarios import at_quantile, sampled
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_planner.exact.solver import (
     NoOrders,

@@ -7,7 +7,7 @@ lengths are learned from the agent's runs (`expectations`).
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,24 +81,19 @@ class BatchSize:
             self._choose_at_s, self._chosen_for = now_s + CHOOSE_EVERY_S, model
             groups: tuple[QueueHead | WaitingGroup, ...] = () if head is None else (head, *behind)
             demands = self._demands(now_s, model, groups)
-            own = sum(each.requests for each in demands)
-            others = sum(group.waiting for group in groups if group.model != model)
+            others = [(group.first_deadline_s - now_s, group.waiting) for group in groups if group.model != model]
             choice = self._choices.setdefault(model, BatchChoice(self._settings.batch_max))
-            self.limit = choice.choose(
-                hardware, demands, slowdown=self._expectations.slowdown(model), share=own / (own + others) if own else 1.0
-            )
+            self.limit = choice.choose(hardware, demands, slowdown=self._expectations.slowdown(model), others=others)
         if other or not self.reported / REPORT_STEP < self.limit < self.reported * REPORT_STEP:
             self.reported = self.limit
 
     def _demands(self, now_s: float, model: str, groups: Sequence[QueueHead | WaitingGroup]) -> list[ClassDemand]:
-        running: dict[ClassKey, list[tuple[float, float]]] = {}
-        waiting: dict[ClassKey, list[tuple[float, int]]] = {}
+        running = defaultdict[ClassKey, list[tuple[float, float]]](list)
+        waiting = defaultdict[ClassKey, list[tuple[float, int]]](list)
         for run in self._runs.on_gpu():
-            key = (run.model, run.slo_class, run.first_token)
-            running.setdefault(key, []).append((float(run.produced), run.urgency.deadline_s - now_s))
+            running[run.model, run.slo_class, run.first_token].append((run.produced, run.urgency.deadline_s - now_s))
         for group in groups:
-            key = (group.model, group.slo_class, group.first_token)
-            waiting.setdefault(key, []).append((group.first_deadline_s - now_s, group.waiting))
+            waiting[group.model, group.slo_class, group.first_token].append((group.first_deadline_s - now_s, group.waiting))
         arrived = {key: known.pulled + sum(count for _, count in waiting.get(key, ())) for key, known in self._classes.items()}
         rates = self._rates(now_s, model, arrived)
         demands = []

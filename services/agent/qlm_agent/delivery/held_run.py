@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opentelemetry.context import Context
 
 from qlm.api.v1.request_pb2 import LengthGuess, Result
-from qlm_agent.delivery.frames import frame_prefix, output_piece, piece_frame, token_frame
+from qlm_agent.delivery.frames import output_piece, piece_frame, token_frame
 from qlm_agent.delivery.logprobs import record_bytes
 from qlm_agent.engines.port import EngineOutput, EngineRequest
 from qlm_core.vocabulary.request import Slo
@@ -126,8 +126,3 @@ class HeldRun:
             text=self.output.text,
             logprobs=self.output.logprobs(start, end),
         )
-
-
-def make_prefix(pulled: Pulled) -> bytes:
-    """The common beginning of this attempt's frames."""
-    return frame_prefix(pulled.queue_id, pulled.attempt)

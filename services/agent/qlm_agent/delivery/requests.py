@@ -8,7 +8,8 @@ from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import request_pb2
 from qlm_agent.decisions.events import PulledRun, QueueHead, WaitingGroup
-from qlm_agent.delivery.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
+from qlm_agent.delivery.frames import frame_prefix
+from qlm_agent.delivery.held_run import HeldOutput, HeldRun, run_id_of
 from qlm_agent.engines.port import EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from qlm_core.vocabulary.chat import ChatPrompt
 from qlm_core.vocabulary.errors import InvalidRequest
@@ -46,7 +47,7 @@ def read_pulled(pulled: Pulled, *, text_output: bool, pulled_s: float, engine_cl
         slo_class=slo_class(slo) if slo is not None else "",
         trace=stored_context(message.trace.traceparent, message.trace.tracestate),
         output=output,
-        prefix=make_prefix(pulled),
+        prefix=frame_prefix(pulled.queue_id, pulled.attempt),
         pulled_s=pulled_s,
         slo=slo,
         length_guess=message.admission.length_guess if message.admission.HasField("length_guess") else None,

@@ -27,7 +27,7 @@ def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion
     if finish is not None:
         result.finish_reason = FINISH_REASONS[finish]
     else:
-        result.error.CopyFrom(failure_error(item.ending.reason, item.ending.message))
+        result.error.CopyFrom(request_pb2.ResultError(reason=item.ending.reason, message=item.ending.message))
     event = events_pb2.RequestEvent(
         model=held.model,
         output_tokens=item.end,
@@ -58,8 +58,5 @@ def _slack_s(held: HeldRun, finished_s: float) -> float | None:
 
 def failure_result(message: str) -> bytes:
     """The Result of a request with only failed attempts."""
-    return request_pb2.Result(error=failure_error("ATTEMPTS_EXHAUSTED", message)).SerializeToString()
-
-
-def failure_error(reason: str, message: str) -> request_pb2.ResultError:
-    return request_pb2.ResultError(reason=reason, message=message)
+    error = request_pb2.ResultError(reason="ATTEMPTS_EXHAUSTED", message=message)
+    return request_pb2.Result(error=error).SerializeToString()

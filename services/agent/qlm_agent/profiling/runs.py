@@ -88,11 +88,11 @@ class ProfilingRuns:
         self._number += 1
         if self._engine.text_output:
             words = f"{self._number * 7919 % 1000:03d} " * prompt_tokens  # four bytes a token
-            return await self._add(TextPrompt(text=words), prompt_tokens, output_tokens, b"", ())
+            return await self.add(TextPrompt(text=words), prompt_tokens, output_tokens)
         span = max(1, self._vocabulary - TOKEN_ID_LEAST)
         ids = [TOKEN_ID_LEAST % self._vocabulary + (self._number * 7919 + at * 31) % span for at in range(prompt_tokens)]
         ids = [min(each, self._vocabulary - 1) for each in ids]
-        return await self._add(TokenPrompt(ids=ids), prompt_tokens, output_tokens, b"", ())
+        return await self.add(TokenPrompt(ids=ids), prompt_tokens, output_tokens)
 
     async def start_together(self, sequences: int, prompt_tokens: int, output_tokens: int) -> list[ProfiledRun]:
         """Starts so many equal runs; the engine is paused until it has them all, however long that takes."""
@@ -104,13 +104,14 @@ class ProfilingRuns:
 
     async def resume(self, run: ProfiledRun) -> ProfiledRun:
         """Another attempt after a run's whole output, for one more token."""
-        again = await self._add(run.prompt, run.prompt_tokens, run.resumed_tokens + run.tokens + 1, run.made, run.pieces)
+        again = await self.add(run.prompt, run.prompt_tokens, run.resumed_tokens + run.tokens + 1, run.made, run.pieces)
         again.resumed_tokens = run.tokens
         return again
 
-    async def _add(
-        self, prompt: TokenPrompt | TextPrompt, prompt_tokens: int, output_tokens: int, produced: bytes, pieces: tuple[str, ...]
+    async def add(
+        self, prompt: TokenPrompt | TextPrompt, prompt_tokens: int, output_tokens: int, produced: bytes = b"", pieces: tuple[str, ...] = ()
     ) -> ProfiledRun:
+        """A greedy run that makes exactly so many tokens, those of earlier attempts included."""
         self._number += 1
         name = f"{self._prefix}-{self._number}"
         run = ProfiledRun(run_id=name, prompt_tokens=prompt_tokens, output_tokens=output_tokens, prompt=prompt)

@@ -12,7 +12,7 @@ from qlm_agent.config import AgentConfig, instance_facts, machine_settings
 from qlm_agent.engines.choice import engine_of
 from qlm_agent.shell.reports import Reporter
 from qlm_agent.shell.service import AgentService
-from qlm_agent.shell.shell import AgentShell, ShellSettings
+from qlm_agent.shell.shell import AgentShell
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.errors import ConfigError
@@ -33,14 +33,6 @@ class AgentProcess:
             raise ConfigError("security.service_key_file: an agent needs one beside key_file, to report to the planner")
         made = engine_of(config, shipped_snapshot())
         models = made.models
-        names = tuple(models)
-        settings = ShellSettings(
-            lease_ttl_s=config.queue.lease_ttl_s,
-            lease_renew_s=config.queue.lease_renew_s,
-            heartbeat_s=agent.heartbeat_s,
-            drain_finish_s=agent.drain_finish_s,
-            profiles={name: model.spec.profile for name, model in models.items()},
-        )
         self._queue = queue
         self._advertise = agent.advertise
         self._clock = ServerClock(queue)
@@ -49,13 +41,13 @@ class AgentProcess:
         self.shell = AgentShell(
             queue,
             made.engine,
-            instance_facts(agent, names, address=""),
+            instance_facts(agent, tuple(models), address=""),
             machine_settings(agent, models),
-            settings,
+            config,
             AgentTelemetry(agent.name, metrics, provider, self._reporter.add),
+            profiles={name: model.spec.profile for name, model in models.items()},
             now_s=self._clock.now_s,
             on_serving=self._serving.put_nowait,
-            credentials=config.security.credentials(),
         )
         service = AgentService(self.shell)
         self._server = GrpcServer(

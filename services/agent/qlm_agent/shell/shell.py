@@ -7,13 +7,13 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import assert_never
 
 import structlog
 
 from qlm.api.v1 import instance_pb2
-from qlm.credentials import Credentials
+from qlm_agent.config import AgentConfig
 from qlm_agent.decisions.effects import (
     AbortRuns,
     Complete,
@@ -55,19 +55,9 @@ from qlm_process.queue.leases import LeaseKeeper
 from qlm_queue.port import Queue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShellSettings:
-    """`drain_finish_s`: how long runs may continue when the process stops. `profiles`: by model, their rows in the estimator's profiles."""
-
-    lease_ttl_s: float = 3.0
-    lease_renew_s: float = 1.0
-    heartbeat_s: float = 1.0
-    drain_finish_s: float = 20.0
-    profiles: Mapping[str, str] = field(default_factory=dict)
-
-
 class AgentShell:
-    """One agent. `run` once. `on_serving`: called whenever the agent starts or stops taking requests."""
+    """One agent. `run` once. `profiles`: by model, the name of its row in the estimator's profiles. `on_serving`: called whenever the agent
+    starts or stops taking requests."""
 
     def __init__(
         self,
@@ -75,18 +65,19 @@ class AgentShell:
         engine: Engine,
         facts: InstanceFacts,
         machine_settings: MachineSettings,
-        settings: ShellSettings,
+        config: AgentConfig,
         telemetry: AgentTelemetry,
         *,
+        profiles: Mapping[str, str],
         now_s: Callable[[], float],
-        on_serving: Callable[[bool], None] = lambda serving: None,
-        credentials: Credentials | None = None,
+        on_serving: Callable[[bool], None],
     ) -> None:
         self.machine = AgentMachine(machine_settings)
         self._queue = queue
         self._engine = engine
         self._hardware = machine_settings.hardware
-        self._settings = settings
+        self._drain_finish_s = config.agent.drain_finish_s
+        self._profiles = profiles
         self._telemetry = telemetry
         self._now_s = now_s
         self._on_serving = on_serving
@@ -98,15 +89,15 @@ class AgentShell:
             telemetry,
             now_s=now_s,
             text_output=engine.text_output,
-            lease_ttl_s=settings.lease_ttl_s,
-            lease_renew_s=settings.lease_renew_s,
+            lease_ttl_s=config.queue.lease_ttl_s,
+            lease_renew_s=config.queue.lease_renew_s,
             slo_band=machine_settings.slo_band,
         )
         self._driver = EngineDriver(
             engine, self._held, telemetry, now_s=now_s, step=self._step, incarnation=lambda: self.machine.incarnation
         )
         self._announcer = Announcer(
-            queue, settings.heartbeat_s, lambda: self._calls.facts, self.load, self._publish, credentials or Credentials()
+            queue, config.agent.heartbeat_s, lambda: self._calls.facts, self.load, self._publish, config.security.credentials()
         )
         self._group: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -259,7 +250,7 @@ class AgentShell:
 
     async def _stop_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._step(DrainCommand(finish_s=self._settings.drain_finish_s, stop=True))
+        self._step(DrainCommand(finish_s=self._drain_finish_s, stop=True))
 
     # Effects ----------------------------------------------------------------------------------------------------------
 
@@ -313,7 +304,7 @@ class AgentShell:
         await self._calls.publish(load.active_model, load.swapping_to, load.warm_models, load.batch, runs, failing=failing)
 
     async def _watch_profiles(self) -> None:
-        await watch_profiles(self._queue, self.facts, self._settings.profiles, self._hardware, self._step)
+        await watch_profiles(self._queue, self.facts, self._profiles, self._hardware, self._step)
 
     # The lease --------------------------------------------------------------------------------------------------------
 

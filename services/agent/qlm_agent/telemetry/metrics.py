@@ -13,8 +13,7 @@ from qlm.internal.v1 import events_pb2
 from qlm_agent.decisions.effects import CompleteItem
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.port import EngineStats
-from qlm_agent.telemetry.operations import LsoMetrics, LsoRecords
-from qlm_agent.telemetry.spans import RunSpans
+from qlm_agent.telemetry.operations import LsoMetrics, LsoRecords, RunSpans
 from qlm_core.vocabulary.chat import ChatPrompt
 from qlm_process import gen_ai
 from qlm_process.metrics import Metrics

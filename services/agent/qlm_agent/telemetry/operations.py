@@ -3,7 +3,7 @@ writes it, an event. Times are seconds of the queue's clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,7 +16,6 @@ from qlm.internal.v1 import events_pb2
 from qlm_agent.decisions.runs import ReturnCause
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.port import Tier
-from qlm_agent.telemetry.spans import RunSpans
 from qlm_process.tracing import record_span
 
 LSO_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
@@ -53,6 +52,39 @@ class ModelMove:
     from_tier: Tier
     from_model: str
     took_s: float
+
+
+class RunSpans:
+    """Records spans of one instance's runs, each in the trace of its request."""
+
+    def __init__(self, instance: str, tracer: Tracer) -> None:
+        self._instance = instance
+        self._tracer = tracer
+
+    def record(
+        self,
+        name: str,
+        held: HeldRun,
+        start_s: float,
+        end_s: float,
+        more: Mapping[str, AttributeValue] | None = None,
+        links: Sequence[Link] = (),
+    ) -> None:
+        if held.trace is None:
+            return
+        pulled = held.pulled
+        attributes: dict[str, AttributeValue] = {
+            "qlm.request_id": pulled.key.request_id,
+            "qlm.tenant": pulled.key.tenant,
+            "qlm.model": held.model,
+            "qlm.queue_id": pulled.queue_id,
+            "qlm.group_id": pulled.group_id,
+            "qlm.instance": self._instance,
+            "qlm.attempt": pulled.attempt,
+        }
+        if more:
+            attributes.update(more)
+        record_span(self._tracer, name, held.trace, start_s, end_s, attributes, links)
 
 
 class LsoMetrics:

@@ -37,9 +37,6 @@ class BiasFactor:
         predicted_s = evidence_s / pairs if pairs > 0.0 else 0.0
         return cls(factor * predicted_s, predicted_s, factor * factor * predicted_s, pairs)
 
-    def copy(self) -> BiasFactor:
-        return BiasFactor(self.actual_s, self.predicted_s, self.squares_s, self.pairs, self.last_s)
-
     def add(self, at_s: float, own_s: float, actual_s: float) -> None:
         """A prediction of the formulas, made at `at_s`, and the actual time."""
         share = min(1.0, max(0.0, at_s - self.last_s) / (SHORT_S + max(own_s, actual_s)))

@@ -56,20 +56,13 @@ class _Level:
     def learn(self, missed: bool, place: float, outstanding: int) -> None:
         """`place`: share of the errors known so far that are above this one."""
         scale = _learning_rate(self.miss)
-        losses = [self._loss(place, asked) for asked in self.asked]
+        losses = [self.miss * (place - asked) - min(0.0, place - asked) for asked in self.asked]
         slower = (1.0 + outstanding) ** -0.5
         weights = [weight * math.exp(-scale * slower * loss) for weight, loss in zip(self.weights, losses, strict=True)]
         total = sum(weights)
         self.weights = [(1.0 - SHARE) * weight / total + SHARE / len(RATES) for weight in weights]
         step = slower * (self.miss - missed)
         self.asked = [min(ASKED_MAX * self.miss, max(0.0, asked + rate * step)) for asked, rate in zip(self.asked, RATES, strict=True)]
-
-    def _loss(self, place: float, asked: float) -> float:
-        return self.miss * (place - asked) - min(0.0, place - asked)
-
-
-def _levels() -> list[_Level]:
-    return [_Level(1.0 - level, [1.0 - level] * len(RATES)) for level in LEVELS]
 
 
 ROUNDING = 1e-9
@@ -88,7 +81,7 @@ class ErrorQuantiles:
 
     _errors: Floats = field(default_factory=lambda: np.empty(0))
     _weights: Floats = field(default_factory=lambda: np.empty(0))
-    _levels: list[_Level] = field(default_factory=_levels)
+    _levels: list[_Level] = field(default_factory=lambda: [_Level(1.0 - level, [1.0 - level] * len(RATES)) for level in LEVELS])
 
     @classmethod
     def restored(cls, quantiles: Sequence[float], waits: float) -> ErrorQuantiles:
@@ -97,11 +90,6 @@ class ErrorQuantiles:
         of_prior = (float(_PRIOR_WEIGHTS[quantile >= _PRIOR_ERRORS].sum()) for quantile in quantiles)
         upto = [min(waits, level * (waits + 1.0) - prior + ROUNDING) for level, prior in zip(LEVELS, of_prior, strict=True)]
         return cls(np.array(quantiles), np.maximum(np.diff([0.0, *upto]), 0.0))
-
-    def copy(self) -> ErrorQuantiles:
-        """Returns the beginning of another kind that is like this one."""
-        levels = [_Level(each.miss, list(each.asked), list(each.weights)) for each in self._levels]
-        return ErrorQuantiles(self._errors, self._weights, levels)
 
     def add(self, error: float, weight: float) -> None:
         """An error is known; those before it fade as the factor's pairs do (Barber et al., "Conformal prediction beyond exchangeability",

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from qlm_core.profiles.calibration import (
     HORIZONS,
     LEVELS,
+    ROWS_MAX,
     CalibratedTime,
     CalibrationKey,
     CalibrationProfile,
@@ -23,12 +25,15 @@ from qlm_core.profiles.calibration import (
 from qlm_core.statistics.distribution import Normal
 from qlm_estimator.calibration.bias import CHANGED, SHORT_S, BiasFactor
 from qlm_estimator.calibration.conformal import ErrorQuantiles, Weighted
+from qlm_estimator.events import Count, Ended
 from qlm_estimator.newest_rows import put_newest
 from qlm_estimator.predictions import AGE_MAX_S, OUTSTANDING_MAX, Judged, Predicted, PredictedQuantiles
 
 PER_WAIT = 16.0
 """Predictions of a kind that are followed within the time that one of them stands for; of more, those between are left out: they err
 alike."""
+UNPREDICTED_MAX = 10_000
+"""Last ends without a prediction: a short request may end before its gateway reports the prediction, about a second later at most."""
 LATE = LEVELS.index(0.9)
 
 
@@ -41,14 +46,11 @@ class _Row:
     followed_s: list[float] = field(default_factory=lambda: [-math.inf] * HORIZONS)
     outstanding: list[int] = field(default_factory=lambda: [0] * HORIZONS)
 
-    def copy(self) -> _Row:
-        return _Row(self.bias.copy(), {horizon: errors.copy() for horizon, errors in self.errors.items()})
-
     def at(self, horizon: int) -> ErrorQuantiles:
         """Returns the errors of a horizon; a new one begins as a copy of the nearest."""
         if horizon not in self.errors:
             near = min(self.errors, key=lambda each: (abs(each - horizon), each), default=None)
-            self.errors[horizon] = ErrorQuantiles() if near is None else self.errors[near].copy()
+            self.errors[horizon] = ErrorQuantiles() if near is None else deepcopy(self.errors[near])
         return self.errors[horizon]
 
 
@@ -65,48 +67,42 @@ class _Followed:
     missed: list[bool] = field(default_factory=lambda: [False] * len(LEVELS))
     pulled: bool = False
 
-    @property
-    def limits_s(self) -> tuple[float, ...]:
-        return (self.quantiles.p50_s, self.quantiles.p90_s, self.quantiles.p99_s)
-
-
-SlowdownOf = Callable[[str, str], float]
-"""How slow the engine of a model on an instance is believed to be now."""
-
 
 class Feedback:
-    """Rows for waits and completions of (model, GPUs, instance), of (model) and of all. At most `rows_max`: the one that was not updated
+    """Rows for waits and completions of (model, GPUs, instance), of (model) and of all. At most ROWS_MAX: the one that was not updated
     for the longest goes first."""
 
-    def __init__(self, *, rows_max: int, slowdown_of: SlowdownOf) -> None:
-        self._rows_max = rows_max
+    def __init__(self, *, slowdown_of: Callable[[str, str], float]) -> None:
+        """`slowdown_of`: how slow the engine of a model on an instance is believed to be now."""
         self._slowdown_of = slowdown_of
         self._rows: dict[CalibrationKey, _Row] = {(time.value, "", "", 0, ""): _Row() for time in CalibratedTime}
         self._followed: dict[tuple[str, CalibratedTime], _Followed] = {}
+        self._unpredicted: dict[str, Ended] = {}
 
     def restore(self, profiles: Iterable[CalibrationProfile]) -> None:
         """Takes published rows: their factors and quantiles as they were."""
         for profile in profiles:
-            by_horizon = zip(*(profile.scores[which * HORIZONS : (which + 1) * HORIZONS] for which in range(len(LEVELS))), strict=True)
-            errors = {horizon: ErrorQuantiles.restored(known, profile.samples) for horizon, known in enumerate(by_horizon)}
+            of_horizon = [profile.scores[horizon::HORIZONS] for horizon in range(HORIZONS)]
+            errors = {horizon: ErrorQuantiles.restored(scores, profile.samples) for horizon, scores in enumerate(of_horizon)}
             row = _Row(BiasFactor.restored(profile.bias_factor, profile.evidence_s, profile.samples), errors)
-            put_newest(self._rows, profile.key, row, self._rows_max)
+            put_newest(self._rows, profile.key, row, ROWS_MAX)
 
-    def predict(self, predicted: Predicted) -> None:
-        """A client got this prediction."""
+    def predict(self, predicted: Predicted) -> Judged | None:
+        """A client got this prediction; judged at once where the request has completed already."""
         if len(self._followed) >= OUTSTANDING_MAX:
-            return
+            return None
         for time, quantiles in ((CalibratedTime.WAIT, predicted.wait), (CalibratedTime.COMPLETION, predicted.completion)):
             if quantiles is not None and quantiles.own.mean >= 0.0:
                 self._follow(time, predicted, quantiles)
+        ended = self._unpredicted.pop(predicted.queue_id, None)
+        return None if ended is None else self.end(ended)
 
     def _follow(self, time: CalibratedTime, predicted: Predicted, quantiles: PredictedQuantiles) -> None:
         followed = _Followed(predicted, quantiles, self._slowdown_of(predicted.model, predicted.instance))
-        wider: _Row | None = None
+        wider = _Row()
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
-            row = self._rows.get(key) or (_Row() if wider is None else wider.copy())
-            put_newest(self._rows, key, row, self._rows_max)
-            wider = row
+            row = wider = self._rows.get(key) or _Row(*deepcopy((wider.bias, wider.errors)))
+            put_newest(self._rows, key, row, ROWS_MAX)
             followed.every.append(row)
             horizon = horizon_of(row.bias.level_s(quantiles.own.mean))
             apart_s = predicted.at_s - row.followed_s[horizon]
@@ -128,7 +124,7 @@ class Feedback:
     def _pass(self, followed: _Followed, now_s: float) -> bool:
         learned = False
         if followed.rows and not followed.pulled:
-            for which, limit_s in enumerate(followed.limits_s):
+            for which, limit_s in enumerate(followed.quantiles.seconds):
                 if not followed.missed[which] and followed.predicted.at_s + limit_s < now_s:
                     followed.missed[which] = learned = True
                     self._learn(followed, which, limit_s)
@@ -141,19 +137,22 @@ class Feedback:
             self._pass(followed, at_s)
             followed.pulled = True
 
-    def judge(self, judged: Judged) -> bool:
-        """A request completed: all that was predicted of it is known by now; whether anything was learned."""
-        queue_id = judged.predicted.queue_id
-        learned = judged.wait_s is not None and self._end(queue_id, CalibratedTime.WAIT, judged.wait_s)
-        learned |= self._end(queue_id, CalibratedTime.COMPLETION, judged.completion_s)
-        self.forget(queue_id)
-        return learned
+    def end(self, ended: Ended) -> Judged | None:
+        """A request ended: if it completed, all that was predicted of it is known by now, and else nothing ever will be."""
+        wait = self._drop((ended.queue_id, CalibratedTime.WAIT))
+        completion = self._drop((ended.queue_id, CalibratedTime.COMPLETION))
+        if ended.state is not Count.COMPLETED:
+            return None
+        if completion is None:
+            put_newest(self._unpredicted, ended.queue_id, ended, UNPREDICTED_MAX)
+            return None
+        if wait is not None and ended.wait_s is not None:
+            self._end(wait, ended.wait_s)
+        self._end(completion, ended.latency_s)
+        return Judged(predicted=completion.predicted, at_s=ended.at_s, completion_s=ended.latency_s, wait_s=ended.wait_s)
 
-    def _end(self, queue_id: str, time: CalibratedTime, actual_s: float) -> bool:
-        followed = self._drop((queue_id, time))
-        if followed is None or not (math.isfinite(actual_s) and actual_s >= 0.0):
-            return False
-        for which, limit_s in enumerate(followed.limits_s):
+    def _end(self, followed: _Followed, actual_s: float) -> None:
+        for which, limit_s in enumerate(followed.quantiles.seconds):
             if not followed.missed[which]:
                 followed.missed[which] = actual_s > limit_s
                 self._learn(followed, which, actual_s)
@@ -164,12 +163,6 @@ class Feedback:
         if abs(scale - 1.0) < CHANGED:
             for row in followed.every:
                 row.bias.add(predicted.at_s, scale * followed.quantiles.own.mean, actual_s)
-        return True
-
-    def forget(self, queue_id: str) -> None:
-        """The request ended in another way."""
-        for time in CalibratedTime:
-            self._drop((queue_id, time))
 
     def profiles(self, now_s: float) -> tuple[CalibrationProfile, ...]:
         """The rows by key. The errors of those that are beyond their p90 by now count as far as they have come (without them 65% instead of
@@ -213,6 +206,6 @@ def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[Weighte
         instance=instance,
         bias_factor=row.bias.factor,
         evidence_s=row.bias.evidence_s,
-        scores=tuple(of_level for which in range(len(LEVELS)) for of_level in (each[which] for each in by_horizon)),
+        scores=tuple(each[which] for which in range(len(LEVELS)) for each in by_horizon),
         samples=row.bias.pairs,
     )

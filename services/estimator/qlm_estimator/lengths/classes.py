@@ -12,6 +12,7 @@ from qlm_core.profiles.workload_profile import wider_row
 from qlm_core.statistics.length_curve import BINS, FloatArray, packed
 from qlm_core.vocabulary.group import prompt_class_of
 from qlm_estimator.lengths.fading import FadingLengths
+from qlm_estimator.newest_rows import put_newest
 
 RUNNING_COUNTED_MAX = 4_096
 """Running requests that one publication reads; of more, a regular sample stands for all."""
@@ -71,9 +72,8 @@ class LengthLearner:
             weight = min(float(profile.samples), self._memory)
             row = _Row(FadingLengths(self._memory), Moments(weight, profile.prompt_tokens_mean, profile.prompt_tokens_variance))
             row.output.restore(weight, profile.output_curve(), profile.output_tokens_mean)
-            self._rows[profile.key] = row
+            put_newest(self._rows, profile.key, row, self._rows_max)
             self._published[profile.key] = profile
-        self._forget_oldest()
 
     def classes(self, model: str, slo_class: str, token_class_name: str) -> dict[WorkloadKey, float]:
         """The classes of a request (`slo_class` "" where it is not known) with their clocks now: what it says about them later weighs by
@@ -88,18 +88,11 @@ class LengthLearner:
     def finish(self, classes: Mapping[WorkloadKey, float], prompt_tokens: int, output_tokens: int) -> None:
         """One finished request; `classes` as at its start."""
         for key, started in classes.items():
-            row = self._rows.pop(key, None) or _Row(FadingLengths(self._memory))
-            self._rows[key] = row  # the last in order is the newest
+            row = self._rows.get(key) or _Row(FadingLengths(self._memory))
+            put_newest(self._rows, key, row, self._rows_max)
             row.prompt.add(float(prompt_tokens), self._memory)
             row.output.finish(float(output_tokens), started)
             self._changed.add(key)
-        self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        while len(self._rows) > self._rows_max:
-            oldest = next(iter(self._rows))
-            del self._rows[oldest]
-            self._published.pop(oldest, None)
 
     def give_up(self, classes: Mapping[WorkloadKey, float], produced_tokens: float) -> None:
         """A request that was cancelled, expired or failed after it had made at least so many tokens."""
@@ -110,6 +103,7 @@ class LengthLearner:
 
     def profiles(self, running: Iterable[tuple[Begun, float]] = ()) -> tuple[WorkloadProfile, ...]:
         """The rows by key. `running`: requests that have not ended, with what each has made at least."""
+        self._published = {key: profile for key, profile in self._published.items() if key in self._rows}
         held = self._running(list(running))
         changed = self._changed | self._held | held.keys()
         # Wider rows first: others lean on what is published of them.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qlm_core.profiles.profile import ProfileSnapshot, WorkloadProfile
-from qlm_core.statistics.length_model import LengthModel
 from qlm_core.vocabulary.group import token_class
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.events import GroupClass, Lifecycle
@@ -15,27 +14,23 @@ from qlm_estimator.lengths.predictor import LengthPredictor
 RUNNING_MAX = 65_536
 """Requests that are followed; beyond it the oldest is forgotten."""
 SURE_SHARE = 0.8
-"""Share of its expected tokens that a run has surely made: a bound that is too high would count a request as
-longer than it is."""
-
-Made = Callable[[str, str], float]
-"""Tokens that an incarnation is taken to have made of a request by now, by what it is busy with (`activity`)."""
+"""Share of its expected tokens that a run has surely made: too high a bound would count a request as longer than it is."""
 
 
 class RequestLengths:
     """Output lengths of one queue. A request's class, and what it weighs, are those at its first start; one whose start was not seen counts
     as if it had started at its end."""
 
-    def __init__(self, *, memory: float, rows_max: int, made: Made) -> None:
-        """As `LengthLearner`."""
+    def __init__(self, *, memory: float, rows_max: int, made: Callable[[str, str], float]) -> None:
+        """`made`: tokens that an incarnation is taken to have made of a request by now, by what it is busy with (`activity`)."""
         self.rows = LengthLearner(memory=memory, rows_max=rows_max)
         self._made_by = made
         self._begun: dict[str, Begun] = {}
-        self._predictor = LengthPredictor()
+        self.predictor = LengthPredictor()
 
     def restore(self, snapshot: ProfileSnapshot) -> None:
         self.rows.restore(snapshot.workload)
-        self._predictor.restore(snapshot.length_model)
+        self.predictor.restore(snapshot.length_model)
 
     def pulled(self, event: Lifecycle, spec: ModelSpec, group: GroupClass | None) -> None:
         """An agent took a request of a model."""
@@ -82,7 +77,7 @@ class RequestLengths:
         began = {} if begun is None else begun.classes
         self.rows.finish({key: began.get(key, clock) for key, clock in now.items()}, event.prompt_tokens, event.output_tokens)
         if guess is not None:
-            self._predictor.learn(model, guess, event.output_tokens)
+            self.predictor.learn(model, guess, event.output_tokens)
 
     def missed(self) -> None:
         """Events were trimmed unread: who runs is not known."""
@@ -91,10 +86,6 @@ class RequestLengths:
     def profiles(self) -> tuple[WorkloadProfile, ...]:
         """The workload rows to publish."""
         return self.rows.profiles((begun, self._made(queue_id, begun)) for queue_id, begun in self._begun.items())
-
-    def length_model(self) -> LengthModel:
-        """The length model to publish."""
-        return self._predictor.model()
 
     def _made(self, queue_id: str, begun: Begun) -> float:
         """Tokens that a request has made at least."""

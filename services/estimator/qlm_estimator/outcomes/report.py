@@ -1,22 +1,22 @@
 """Outcomes of the requests that ended lately: attainment by SLO class, rates, LSOs, and predictions against what happened. Pure.
 
-Everything is counted by the second in bounded memory, except predictions until they are judged.
+Everything is counted by the second in bounded memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
 from qlm_core.profiles.calibration import CalibratedTime
 from qlm_core.statistics.normal_arrays import Floats
-from qlm_estimator.newest_rows import put_newest
-from qlm_estimator.predictions import AGE_MAX_S, OUTSTANDING_MAX, Judged, Predicted, PredictedQuantiles, depth_class
+from qlm_core.vocabulary.group import shortest_slo_s
+from qlm_estimator.events import Count, Ended
+from qlm_estimator.predictions import Judged, PredictedQuantiles, depth_class
 
 WINDOW_MAX_S = 3600.0
 """Longest window of a report."""
@@ -25,52 +25,7 @@ CLASSES_MAX = 64
 OTHER_CLASS = "other"
 JUDGED_MAX = 10_000
 """Predictions that are judged."""
-UNPREDICTED_MAX = 10_000
-"""Last ends without a prediction: a short request may end before its gateway reports the prediction, about a second later at most."""
 R2_SAMPLES_MIN = 10
-
-
-class Count(StrEnum):
-    """Events that are counted by the second."""
-
-    ACCEPTED = "accepted"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-    OUTPUT_TOKENS = "output_tokens"
-    PULLED = "pulled"
-    UNPULLED = "unpulled"
-    EVICTED = "evicted"
-    RECOVERED = "recovered"
-    KV_OFFLOADED = "kv_offloaded"
-    KV_RESTORED = "kv_restored"
-    MODELS_SWAPPED = "models_swapped"
-    MODELS_WARMED = "models_warmed"
-    GROUPS_MOVED = "groups_moved"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A request that ended as `state`, COMPLETED, FAILED, CANCELLED or EXPIRED. `latency_s`: acceptance to end; `slack_s`: seconds left
-    of its SLO when that was met, negative where it was missed, None where it cannot be judged; `wait_s`: acceptance to the first start,
-    None where that is not known."""
-
-    queue_id: str
-    at_s: float
-    state: Count
-    slo_class: str
-    latency_s: float
-    slack_s: float | None = None
-    wait_s: float | None = None
-    output_tokens: int = 0
-
-    @property
-    def outcome(self) -> str:
-        """ "attained", "missed" or "unjudged" (no SLO in seconds is known) of one that completed, else its state."""
-        if self.state is not Count.COMPLETED:
-            return str(self.state)
-        return "unjudged" if self.slack_s is None else "attained" if self.slack_s >= 0.0 else "missed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +69,6 @@ class Outcomes:
         self._since_s = since_s
         self._seconds: deque[tuple[int, Counter[tuple[str, str]]]] = deque(maxlen=int(WINDOW_MAX_S) + 1)  # by what and SLO class
         self._classes: set[str] = set()
-        self._predictions: OrderedDict[str, Predicted] = OrderedDict()
-        self._unpredicted: OrderedDict[str, Ended] = OrderedDict()
         self._judged: deque[Judged] = deque(maxlen=JUDGED_MAX)
 
     def count(self, at_s: float, what: str, by: int = 1, slo_class: str = "") -> None:
@@ -125,30 +78,14 @@ class Outcomes:
             self._seconds.append((second, Counter()))
         self._seconds[-1][1][what, slo_class] += by
 
-    def end(self, ended: Ended) -> Judged | None:
-        """A request ended; its judged prediction, if that is known."""
+    def end(self, ended: Ended) -> None:
         self.count(ended.at_s, ended.state)
         self.count(ended.at_s, Count.OUTPUT_TOKENS, ended.output_tokens)
         if ended.slo_class:
             self.count(ended.at_s, ended.outcome, slo_class=ended.slo_class)
-        predicted = self._predictions.pop(ended.queue_id, None)
-        if ended.state is not Count.COMPLETED:
-            return None
-        if predicted is not None:
-            return self._judge(predicted, ended)
-        put_newest(self._unpredicted, ended.queue_id, ended, UNPREDICTED_MAX)
-        return None
 
-    def predict(self, predicted: Predicted) -> Judged | None:
-        """A client was shown this; judged at once where the request has ended already. At most OUTSTANDING_MAX are kept."""
-        ended = self._unpredicted.pop(predicted.queue_id, None)
-        if ended is not None:
-            return self._judge(predicted, ended)
-        while self._predictions and next(iter(self._predictions.values())).at_s < predicted.at_s - AGE_MAX_S:
-            self._predictions.popitem(last=False)
-        if len(self._predictions) < OUTSTANDING_MAX:
-            self._predictions[predicted.queue_id] = predicted
-        return None
+    def judge(self, judged: Judged) -> None:
+        self._judged.append(judged)
 
     def class_name(self, claimed: str) -> str:
         """The class that a request counts for: its own ("" for one of no known class), or OTHER_CLASS when there are too many."""
@@ -177,20 +114,14 @@ class Outcomes:
         """Reports the predictions judged since then, at most JUDGED_MAX."""
         return calibration_rows([judged for judged in self._judged if judged.at_s >= from_s])
 
-    def _judge(self, predicted: Predicted, ended: Ended) -> Judged:
-        judged = Judged(predicted=predicted, at_s=ended.at_s, completion_s=ended.latency_s, wait_s=ended.wait_s)
-        self._judged.append(judged)
-        return judged
-
 
 def class_order(name: str) -> tuple[int, float, str]:
     """Seconds first, the shortest first ("1/4s", "32s"); then priorities, lower first; then anything else."""
-    if name.endswith("s"):
-        top, _, bottom = name[:-1].partition("/")
-        if top.isdigit() and (bottom.isdigit() or not bottom) and int(bottom or "1"):
-            return (0, int(top) / int(bottom or "1"), name)
     number = name.removeprefix("p")
-    return (1, float(number), name) if name.startswith("p") and number.removeprefix("-").isdigit() else (2, 0.0, name)
+    if name.startswith("p") and number.removeprefix("-").isdigit():
+        return (1, float(number), name)
+    slo_s = shortest_slo_s(name)
+    return (0, slo_s, name) if math.isfinite(slo_s) else (2, 0.0, name)
 
 
 def _class_report(name: str, counts: Mapping[tuple[str, str], int]) -> ClassReport:
@@ -218,9 +149,9 @@ def calibration_rows(judged: Sequence[Judged]) -> tuple[CalibrationRow, ...]:
     )
 
 
-def _numbers(quantiles: PredictedQuantiles | None, actual_s: float | None) -> tuple[float, float, float, float]:
+def _numbers(quantiles: PredictedQuantiles | None, actual_s: float | None) -> tuple[float, ...]:
     """p50, p90, p99 and the actual time, NaN where that is not known."""
-    return (math.nan,) * 4 if quantiles is None or actual_s is None else (quantiles.p50_s, quantiles.p90_s, quantiles.p99_s, actual_s)
+    return (math.nan,) * 4 if quantiles is None or actual_s is None else (*quantiles.seconds, actual_s)
 
 
 def _row(time: CalibratedTime, depth: str, known: Floats) -> CalibrationRow:

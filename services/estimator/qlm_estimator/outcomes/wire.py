@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Literal
 
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.statistics.distribution import Normal
-from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport
-from qlm_estimator.predictions import Judged, Predicted, PredictedQuantiles, quantiles_of
+from qlm_estimator.events import Count, Ended
+from qlm_estimator.outcomes.report import Outcomes, OutcomesReport
+from qlm_estimator.predictions import Predicted, PredictedQuantiles, quantiles_of
 from qlm_process.wire.profile import TIME_NUMBERS
 
 LATENCY_MAX_S = 365 * 86_400.0
@@ -34,9 +36,8 @@ _ENDS = {
 _REQUEUED = {"evicted": Count.EVICTED, "lost": Count.RECOVERED}
 
 
-def take(outcomes: Outcomes, event: RequestEvent, reported_s: float, classes: Mapping[str, str]) -> Iterator[Predicted | Ended | Judged]:
-    """Counts an event; gives the prediction that a client was shown, the request that ended, and its judged prediction."""
-    judged: Judged | None = None
+def take(outcomes: Outcomes, event: RequestEvent, reported_s: float, classes: Mapping[str, str]) -> Predicted | Ended | None:
+    """Counts an event; returns the prediction that a client was shown, or the request that ended."""
     if event.kind in _COUNTED:
         outcomes.count(reported_s, _COUNTED[event.kind])
     elif event.kind == events_pb2.EVENT_KIND_GROUPS_MOVED:
@@ -45,15 +46,13 @@ def take(outcomes: Outcomes, event: RequestEvent, reported_s: float, classes: Ma
         outcomes.count(reported_s, _REQUEUED[event.cause])
     elif event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_model:
         outcomes.count(reported_s, Count.MODELS_SWAPPED)
-    elif event.kind == events_pb2.EVENT_KIND_PREDICTED and (predicted := _predicted(event, reported_s)) is not None:
-        yield predicted
-        judged = outcomes.predict(predicted)
+    elif event.kind == events_pb2.EVENT_KIND_PREDICTED:
+        return _predicted(event, reported_s)
     elif event.kind in _ENDS:
         ended = _ended(event, reported_s, outcomes.class_name(event.slo_class or classes.get(event.group_id, "")))
-        yield ended
-        judged = outcomes.end(ended)
-    if judged is not None:
-        yield judged
+        outcomes.end(ended)
+        return ended
+    return None
 
 
 def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:
@@ -90,33 +89,27 @@ def _ended(event: RequestEvent, reported_s: float, slo_class: str) -> Ended:
 
 def _predicted(event: RequestEvent, reported_s: float) -> Predicted | None:
     """None for what no client can have got."""
-    own_completion = _moments(event.own_completion) if event.HasField("own_completion") else None
-    own_wait = _moments(event.own_wait) if event.HasField("own_wait") else None
-    completion = _quantiles(event.predicted_p50_s, event.predicted_p90_s, event.predicted_p99_s, own_completion)
+    completion = _quantiles(event, "predicted", "own_completion")
     if completion is None:
         return None
-    tells_wait = event.HasField("predicted_wait_p50_s")
-    wait = _quantiles(event.predicted_wait_p50_s, event.predicted_wait_p90_s, event.predicted_wait_p99_s, own_wait) if tells_wait else None
     return Predicted(
         queue_id=event.queue_id,
         at_s=reported_s,
         completion=completion,
-        wait=wait,
+        wait=_quantiles(event, "predicted_wait", "own_wait") if event.HasField("predicted_wait_p50_s") else None,
         model=event.model,
         gpu=event.gpu,
         n_gpu=event.n_gpu,
         instance=event.instance,
         requests_ahead=event.requests_ahead,
-        profile_version=event.profile_version,
     )
 
 
-def _quantiles(p50_s: float, p90_s: float, p99_s: float, own: Normal | None) -> PredictedQuantiles | None:
+def _quantiles(event: RequestEvent, time: str, own: Literal["own_wait", "own_completion"]) -> PredictedQuantiles | None:
+    """The quantiles of a time and its `own` moments; None for quantiles of no time, and without moments for those of no distribution."""
+    p50_s, p90_s, p99_s = (getattr(event, f"{time}_{level}_s") for level in ("p50", "p90", "p99"))
     believed = all(math.isfinite(value) and 0.0 <= value <= LATENCY_MAX_S for value in (p50_s, p90_s, p99_s))
-    return quantiles_of(p50_s, p90_s, p99_s, own) if believed and p50_s <= p90_s else None
-
-
-def _moments(message: Moments) -> Normal | None:
-    """None for what is no distribution."""
-    known = math.isfinite(message.mean_s) and math.isfinite(message.variance_s2) and message.variance_s2 >= 0.0
-    return Normal(message.mean_s, message.variance_s2) if known else None
+    moments: Moments = getattr(event, own)
+    known = event.HasField(own) and math.isfinite(moments.mean_s) and math.isfinite(moments.variance_s2) and moments.variance_s2 >= 0.0
+    normal = Normal(moments.mean_s, moments.variance_s2) if known else None
+    return quantiles_of(p50_s, p90_s, p99_s, normal) if believed and p50_s <= p90_s else None

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qlm_core.profiles.profile import HardwareProfile
 from qlm_core.vocabulary.instance import PREFILL_CHUNK_TOKENS
-from qlm_estimator.events import EntryId
+from qlm_core.vocabulary.stream import EntryId
 
 RUNS_MAX = 10_000
 """Runs that are followed on one incarnation, and prefills ahead of it; others are only counted."""
@@ -27,24 +27,25 @@ PULLS_MAX = 4_096
 """Pulls whose times are kept; a run that saw more of them is taken to have seen the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Totals:
     """Since the incarnation was first seen: steps by the profile with anything running (seconds, where there is none), and the sums over
-    them of decoding requests and of the tokens that they hold, prompts and outputs. `prefilled`, `prefilled_squares`: tokens of
-    prompts that are taken to be done, and the sum of the squares of each prompt."""
+    them of decoding requests and of the tokens that they hold, prompts and outputs. `pulled`, `prefilled`: tokens of prompts that were
+    pulled, and that are taken to be done; `pulled_squares`, `prefilled_squares`: the sum of the squares of each prompt."""
 
-    steps: float
-    sequences: float
-    context_tokens: float
-    prefilled: int
-    prefilled_squares: int
+    steps: float = 0.0
+    sequences: float = 0.0
+    context_tokens: float = 0.0
+    pulled: int = 0
+    pulled_squares: int = 0
+    prefilled: int = 0
+    prefilled_squares: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
     """A request from its pull on. `prefill_left_tokens`: of its prompt; without any it decodes, since `decode_began`; `certain`: its model
-    was known; `number`: of its pull; `prefill_tokens_up_to`, `prefill_squares_up_to`: pulled up to it, its own among them, and the sum of
-    the squares of each; `pulled`: totals at its pull."""
+    was known; `at_pull`: with its own prompt."""
 
     queue_id: str
     attempt: int
@@ -52,10 +53,7 @@ class Run:
     pulled_s: float
     prefill_left_tokens: float
     certain: bool
-    number: int
-    prefill_tokens_up_to: int
-    prefill_squares_up_to: int
-    pulled: Totals
+    at_pull: Totals
     decode_began: Totals | None = None
 
 
@@ -89,13 +87,9 @@ class Activity:
         self._hardware: HardwareProfile | None = None  # of the model that was pulled last
         self._seats = 0  # of an engine with lookahead
         self._at_s = since[0] / 1000.0
-        self._steps = self._sequence_steps = self._context_steps = 0.0
-        self._prefill_tokens = 0
-        self._prefill_squares = 0
-        self._prefilled_tokens = self._prefilled_squares = 0
+        self._now = Totals()
         self._pulls_s: list[float] = []
-        self._pulls_before: list[int] = []
-        self._pulls_gone = 0
+        self._pulls_before: list[int] = []  # prompt tokens pulled before each
 
     def covers(self, entry_id: EntryId) -> bool:
         """Whether an event is news: not yet part of the reading that this began with."""
@@ -108,7 +102,7 @@ class Activity:
     def made(self, queue_id: str) -> float:
         """Tokens that a request is taken to have made by the last event; 0 for one that runs not here, or has its prefill before it."""
         run = self._runs.get(queue_id)
-        return 0.0 if run is None or run.decode_began is None else self._steps - run.decode_began.steps
+        return 0.0 if run is None or run.decode_began is None else self._now.steps - run.decode_began.steps
 
     def pull(self, at_s: float, queue_id: str, attempt: int, prompt_tokens: int, hardware: HardwareProfile | None, seats: int = 0) -> None:
         """A request was pulled. `hardware`: of the model that it is for, if that is known. `seats`: of an engine with lookahead; 0 for one
@@ -116,14 +110,16 @@ class Activity:
         self._advance(at_s)
         self._seats = seats
         self._forget(queue_id)
-        self._keep_pull()
-        self._prefill_tokens += prompt_tokens
-        self._prefill_squares += prompt_tokens * prompt_tokens
+        self._pulls_s.append(self._at_s)
+        self._pulls_before.append(self._now.pulled)
+        if len(self._pulls_s) > PULLS_MAX:
+            del self._pulls_s[: PULLS_MAX // 2], self._pulls_before[: PULLS_MAX // 2]
+        self._now.pulled += prompt_tokens
+        self._now.pulled_squares += prompt_tokens * prompt_tokens
         if max(len(self._runs), len(self._prefilling)) >= RUNS_MAX:
             self._unknown += 1
             return
-        if hardware is not None:
-            self._hardware = hardware
+        self._hardware = hardware or self._hardware
         run = Run(
             queue_id=queue_id,
             attempt=attempt,
@@ -131,10 +127,7 @@ class Activity:
             pulled_s=self._at_s,
             prefill_left_tokens=float(prompt_tokens) if hardware is not None else 0.0,
             certain=hardware is not None,
-            number=self._pulls_gone + len(self._pulls_s) - 1,
-            prefill_tokens_up_to=self._prefill_tokens,
-            prefill_squares_up_to=self._prefill_squares,
-            pulled=self._totals(),
+            at_pull=replace(self._now),
         )
         self._runs[queue_id] = run
         self._prefilling.append(run)
@@ -146,24 +139,25 @@ class Activity:
         after the pull is taken to be at `at_s`. `output_tokens`: that it made here, `first_token_s`: when the first of them came; 0 where
         nobody knows. `paused_s`: in which it had no seat since then: its time tells nothing of the steps."""
         self._advance(at_s)
-        if first_token_s > 0.0:
-            self._prefilled(queue_id)
-        run = self._forget(queue_id)
+        run = self._runs.get(queue_id)
+        if run is not None and first_token_s > 0.0 and not self._seats:  # its prompt is done, and all before it
+            while run.decode_began is None and self._prefilling:
+                self._begin_decoding()
+        self._forget(queue_id)
         if run is None:
             self._unknown = max(0, self._unknown - 1)
             return None
-        then = run.decode_began or (run.pulled if self._seats else None)
+        then = run.decode_began or (run.at_pull if self._seats else None)
         if then is None:  # its prefill came earlier than it was taken to
             return None
-        now = self._totals()
+        now = self._now
         steps = now.steps - then.steps
         if steps <= 0.0:
             return None
         ended_s = ended_s if ended_s > run.pulled_s else self._at_s
-        seconds = ended_s - first_token_s if run.pulled_s <= first_token_s < ended_s else 0.0
-        seconds = seconds if paused_s == 0.0 else 0.0
-        behind = self._prefill_tokens - run.prefill_tokens_up_to
-        squares = self._prefill_squares - run.prefill_squares_up_to
+        seconds = ended_s - first_token_s if run.pulled_s <= first_token_s < ended_s and paused_s == 0.0 else 0.0
+        behind = now.pulled - run.at_pull.pulled
+        squares = now.pulled_squares - run.at_pull.pulled_squares
         if self._seats:
             behind, squares = now.prefilled - then.prefilled, now.prefilled_squares - then.prefilled_squares
             done = behind * max(0, output_tokens - 1) / steps
@@ -197,7 +191,7 @@ class Activity:
         sequences = self._sequences
         if not self._seats or not sequences or self._hardware is None or run.prefill_left_tokens < run.prompt_tokens:
             return True
-        held = self._held(sequences, self._steps) + run.prompt_tokens
+        held = self._held(sequences, self._now.steps) + run.prompt_tokens
         return sequences < self._seats and held <= self._hardware.kv_capacity_tokens
 
     @property
@@ -209,19 +203,13 @@ class Activity:
     def _begin_decoding(self) -> None:
         run = self._prefilling.popleft()
         run.prefill_left_tokens = 0.0
-        self._prefilled_tokens += run.prompt_tokens
-        self._prefilled_squares += run.prompt_tokens * run.prompt_tokens
+        self._now.prefilled += run.prompt_tokens
+        self._now.prefilled_squares += run.prompt_tokens * run.prompt_tokens
         if self._runs.get(run.queue_id) is run:
-            run.decode_began = self._totals()
+            run.decode_began = replace(self._now)
             self._decoding += 1
-            self._decoding_began += self._steps
+            self._decoding_began += self._now.steps
             self._decoding_prompts += run.prompt_tokens
-
-    def _prefilled(self, queue_id: str) -> None:
-        """A request has made a token: its prompt is done, and all before it."""
-        run = self._runs.get(queue_id)
-        while run is not None and run.decode_began is None and self._prefilling and not self._seats:
-            self._begin_decoding()
 
     def _pass(self, until_s: float, *, prefilling: bool) -> None:
         passed_s = until_s - self._at_s
@@ -229,31 +217,27 @@ class Activity:
             return
         self._at_s = until_s
         if self._runs or self._unknown:
+            now = self._now
             sequences = self._sequences
-            hardware = self._hardware
             steps = passed_s
-            if hardware is not None:
-                steps /= self._step_s(hardware, sequences, self._held(sequences, self._steps), prefilling=prefilling)
-            self._sequence_steps += steps * sequences
-            self._context_steps += steps * self._held(sequences, self._steps + steps / 2.0)
-            self._steps += steps
+            if self._hardware is not None:
+                chunk_s = self._hardware.prefill_work_s(PREFILL_CHUNK_TOKENS) if prefilling else 0.0
+                steps /= self._hardware.decode_step_s(float(sequences), self._held(sequences, now.steps)) + chunk_s
+            now.sequences += steps * sequences
+            now.context_tokens += steps * self._held(sequences, now.steps + steps / 2.0)
+            now.steps += steps
 
     def _held(self, sequences: int, step: float) -> float:
         """Tokens that all hold at a step. Those that nobody knows are taken to hold as much as the others."""
         own = self._decoding_prompts + self._decoding * step - self._decoding_began
         return own * sequences / self._decoding if self._decoding else 0.0
 
-    def _step_s(self, hardware: HardwareProfile, sequences: int, held: float, *, prefilling: bool) -> float:
-        chunk_s = hardware.prefill_work_s(PREFILL_CHUNK_TOKENS) if prefilling else 0.0
-        return hardware.decode_step_s(float(sequences), held) + chunk_s
-
-    def _forget(self, queue_id: str) -> Run | None:
+    def _forget(self, queue_id: str) -> None:
         run = self._runs.pop(queue_id, None)
         if run is not None and run.decode_began is not None:
             self._decoding -= 1
             self._decoding_prompts -= run.prompt_tokens
             self._decoding_began = self._decoding_began - run.decode_began.steps if self._decoding else 0.0
-        return run
 
     def _prefill_token_s(self, prompt_tokens: int) -> float:
         """Seconds per token of a prompt whose chunks ride along with the present decode steps."""
@@ -261,7 +245,7 @@ class Activity:
         if hardware is None or not prompt_tokens:
             return 0.0
         sequences = self._sequences
-        beside_s = hardware.decode_step_s(float(sequences), self._held(sequences, self._steps)) if sequences else 0.0
+        beside_s = hardware.decode_step_s(float(sequences), self._held(sequences, self._now.steps)) if sequences else 0.0
         return hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens) / prompt_tokens + beside_s / PREFILL_CHUNK_TOKENS
 
     def _done_behind(self, run: Run, steps: int, first_token_s: float, seconds: float) -> float:
@@ -270,33 +254,13 @@ class Activity:
         if steps < 1:
             return 0.0
         step_s = seconds / steps
-        first = max(0, run.number + 1 - self._pulls_gone)
+        up_to = run.at_pull.pulled
+        first = bisect_left(self._pulls_before, up_to)
         since = bisect_left(self._pulls_s, first_token_s - step_s, first)
-        before = self._pulled_before(since) - run.prefill_tokens_up_to
-        shared = min(0.5 * PREFILL_CHUNK_TOKENS, max(0.0, before))
-        done = min(self._prefill_tokens - run.prefill_tokens_up_to - shared, float(steps * PREFILL_CHUNK_TOKENS))
+        before = self._pulls_before[since] if since < len(self._pulls_s) else self._now.pulled
+        shared = min(0.5 * PREFILL_CHUNK_TOKENS, before - up_to)
+        done = min(self._now.pulled - up_to - shared, float(steps * PREFILL_CHUNK_TOKENS))
         for at in range(bisect_left(self._pulls_s, first_token_s, first), len(self._pulls_s)):
             left = steps - (self._pulls_s[at] - first_token_s) / step_s
-            done = min(done, self._pulls_before[at] - run.prefill_tokens_up_to - shared + max(0.0, left) * PREFILL_CHUNK_TOKENS)
+            done = min(done, self._pulls_before[at] - up_to - shared + max(0.0, left) * PREFILL_CHUNK_TOKENS)
         return max(0.0, done)
-
-    def _pulled_before(self, at: int) -> int:
-        """Prompt tokens of all pulls before one of those that are kept."""
-        return self._pulls_before[at] if at < len(self._pulls_before) else self._prefill_tokens
-
-    def _keep_pull(self) -> None:
-        """A pull is about to be counted."""
-        self._pulls_s.append(self._at_s)
-        self._pulls_before.append(self._prefill_tokens)
-        if len(self._pulls_s) > PULLS_MAX:
-            del self._pulls_s[: PULLS_MAX // 2], self._pulls_before[: PULLS_MAX // 2]
-            self._pulls_gone += PULLS_MAX // 2
-
-    def _totals(self) -> Totals:
-        return Totals(
-            steps=self._steps,
-            sequences=self._sequence_steps,
-            context_tokens=self._context_steps,
-            prefilled=self._prefilled_tokens,
-            prefilled_squares=self._prefilled_squares,
-        )

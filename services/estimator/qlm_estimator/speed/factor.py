@@ -43,10 +43,6 @@ class _Row:
     operations: dict[str, OperationFactor]
     runs: int = 0
 
-    @classmethod
-    def of(cls, base: HardwareProfile) -> _Row:
-        return cls(base, prior_s(base), prior_s(base), prior_s(base), operation_factors(base))
-
     @property
     def slowdown(self) -> float:
         return self.measured_s / self.predicted_s
@@ -91,16 +87,15 @@ class SpeedLearner:
         self._base.take(profiles)
         self._rows = {key: row for key, row in self._rows.items() if self._base.of(*row.base.key) == row.base}
         for profile in profiles:
-            base = self._base.of(*profile.key)
-            if base is not None and profile.instance and base == profile.as_pair():
-                row = self._row(profile.instance, base)
+            row = self._row(profile.instance, *profile.key)
+            if row is not None and profile.instance and row.base == profile.as_pair():
                 row.restore(profile)
                 put_newest(self._rows, (profile.instance, profile.model), row, self._rows_max)
 
     def hardware(self, instance: InstanceFacts, profile_name: str) -> HardwareProfile | None:
         """Returns the present estimate of a model's steps on an instance, by its own clock; None for a pair without a profile."""
-        base = self._base.of(instance.gpu, instance.n_gpu, profile_name)
-        return None if base is None else replace(base, slowdown=self._row(instance.name, base).slowdown).scaled(instance.time_scale)
+        row = self._row(instance.name, instance.gpu, instance.n_gpu, profile_name)
+        return None if row is None else replace(row.base, slowdown=row.slowdown).scaled(instance.time_scale)
 
     def slowdown(self, instance: str, profile_name: str) -> float:
         """How slow an instance is believed to be beside the row of its pair; 1 where nothing was learned."""
@@ -109,22 +104,21 @@ class SpeedLearner:
 
     def add(self, instance: InstanceFacts, profile_name: str, run: FinishedRun, output_tokens: int) -> bool:
         """One finished run that made `output_tokens` by itself; False if it is left out."""
-        base = self._base.of(instance.gpu, instance.n_gpu, profile_name)
-        if base is None or output_tokens < 2 or not run.run.certain or not run.seconds > 0.0:
+        row = self._row(instance.name, instance.gpu, instance.n_gpu, profile_name)
+        if row is None or output_tokens < 2 or not run.run.certain or not run.seconds > 0.0:
             return False
-        predicted_s = _predicted_s(base, run, output_tokens - 1)
+        decode_s = (output_tokens - 1) * row.base.decode_step_s(max(1.0, run.sequences), run.context_tokens)
+        predicted_s = decode_s + row.base.prefill_work_s(run.prefill_tokens, run.prefill_squares)
         measured_s = run.seconds * instance.time_scale
         if not predicted_s / RATIO_MAX < measured_s < predicted_s * RATIO_MAX:
             return False
-        row = self._row(instance.name, base)
         row.add(measured_s, predicted_s, measured_s / max(1.0, run.sequences))
         put_newest(self._rows, (instance.name, profile_name), row, self._rows_max)
         return True
 
     def add_operation(self, instance: InstanceFacts, profile_name: str, operation: ReportedOperation) -> bool:
         """One load or move of KV; False if it is left out."""
-        base = self._base.of(instance.gpu, instance.n_gpu, profile_name)
-        row = None if base is None else self._row(instance.name, base)
+        row = self._row(instance.name, instance.gpu, instance.n_gpu, profile_name)
         if row is None or not learn_operation(row.operations, row.base, operation, instance.time_scale):
             return False
         put_newest(self._rows, (instance.name, profile_name), row, self._rows_max)
@@ -134,13 +128,12 @@ class SpeedLearner:
         """The rows of pairs, then the learned ones by key."""
         return (*self._base.rows(), *(self._rows[key].published(key[0]) for key in sorted(self._rows)))
 
-    def _row(self, instance: str, base: HardwareProfile) -> _Row:
-        """The row of an instance held against `base`, a new one where there is none."""
-        row = self._rows.get((instance, base.model))
-        return row if row is not None and row.base == base else _Row.of(base)
-
-
-def _predicted_s(base: HardwareProfile, run: FinishedRun, steps: int) -> float:
-    """Seconds of the profile's own clock."""
-    decode_s = steps * base.decode_step_s(max(1.0, run.sequences), run.context_tokens)
-    return decode_s + base.prefill_work_s(run.prefill_tokens, run.prefill_squares)
+    def _row(self, instance: str, gpu: str, n_gpu: int, profile_name: str) -> _Row | None:
+        """The row of an instance, a new one where there is none that is held against its pair's; None for a pair without a profile."""
+        base = self._base.of(gpu, n_gpu, profile_name)
+        if base is None:
+            return None
+        row = self._rows.get((instance, profile_name))
+        if row is not None and row.base == base:
+            return row
+        return _Row(base, prior_s(base), prior_s(base), prior_s(base), operation_factors(base))

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qlm_core.profiles.hardware_profile import (
-    AS_PROFILED,
     ORIGIN_FACTS,
     ORIGIN_MEASURED,
     ORIGIN_SHIPPED,
@@ -55,8 +54,6 @@ class OperationFactor:
 
     @property
     def slowdown(self) -> OperationSlowdown:
-        if not self.samples:
-            return AS_PROFILED
         return OperationSlowdown(slowdown=math.exp(self.level), samples=self.samples, prior_share=self.prior / self.weight)
 
     def restore(self, published: OperationSlowdown) -> None:

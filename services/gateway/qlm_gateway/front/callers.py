@@ -124,7 +124,7 @@ class Callers:
         return {} if caller.key is None else self._rates.left(caller.key)
 
     def held(self, caller: Caller) -> AbstractAsyncContextManager[None]:
-        """A call that may last. Raises Unauthenticated, within it too, once the key is revoked."""
+        """As `KeyRing.held`, of a call that may last."""
         return nullcontext() if self._keys is None or caller.key is None else self._keys.held(caller.key)
 
 

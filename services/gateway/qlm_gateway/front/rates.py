@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qlm_core.vocabulary.errors import QueueFull
+from qlm_process.identity.key_ring import RATE_LIMITED
 from qlm_process.identity.keys import Key
 
-RATE_LIMITED = "RATE_LIMITED"
 MINUTE_S = 60.0
 KEYS_MAX = 10_000
 """Most keys whose buckets are kept; of more, the one that was used the longest time ago begins with full ones."""

@@ -29,7 +29,7 @@ from qlm.api.v1.gateway_pb2 import (
     SubmitResponse,
 )
 from qlm.api.v1.gateway_pb2_grpc import GatewayServicer
-from qlm.api.v1.request_pb2 import Request, ResultError
+from qlm.api.v1.request_pb2 import Request, RequestState, ResultError
 from qlm.api.v1.request_pb2 import Result as ResultMessage
 from qlm_core.vocabulary.errors import invalid_field
 from qlm_core.vocabulary.name_rules import TENANT_BYTES_MAX, check_name
@@ -138,8 +138,10 @@ class GatewayService(GatewayServicer):
         key = caller.request_key(request.tenant, request.request_id)
         if not 0.0 <= request.wait_s <= WAIT_S_MAX:
             raise invalid_field("wait_s", f"from 0 to {WAIT_S_MAX:g}", request.wait_s)
-        async with self._callers.held(caller):
-            result = await self._wait_for_end(key, request.wait_s) if request.wait_s > 0.0 else None
+        result = None
+        if request.wait_s > 0.0:
+            async with self._callers.held(caller):
+                result = await self._wait_for_end(key, request.wait_s)
         if result is None:
             found = await self._queue.find(key)
             if not isinstance(found, TerminalRecord):
@@ -175,6 +177,11 @@ class GatewayService(GatewayServicer):
     async def Cancel(self, request: CancelRequest, context: CallContext) -> CancelResponse:
         key = self._caller(context).request_key(request.tenant, request.request_id, of_any=True)
         return CancelResponse(state=STATES[await self._queue.cancel(key, CANCELLED_RESULT)])
+
+    async def erase(self, request_id: str, context: CallContext) -> RequestState.ValueType:
+        """Cancels a request and erases its result; the state that it ended in. Raises NotFound."""
+        key = self._caller(context).request_key("", request_id)
+        return STATES[await self._queue.erase(key, CANCELLED_RESULT)]
 
     async def ListModels(self, request: ListModelsRequest, context: CallContext) -> ListModelsResponse:
         caller = self._caller(context)

@@ -19,7 +19,7 @@ from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of
 from qlm_process.queue.instances import instances_in
 from qlm_process.wire import prediction as prediction_wire
 from qlm_process.wire.slo import SLO_KIND_NUMBERS, slo_message
-from qlm_queue.held_bytes import HeldBytes
+from qlm_queue.bounds import HeldBytes
 from qlm_queue.overview import Overview
 from qlm_queue.port import Queue
 from qlm_queue.values import GroupRecord, LiveRequest, TerminalRecord

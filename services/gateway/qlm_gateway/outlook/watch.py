@@ -131,7 +131,10 @@ class QueueWatch:
             return self._seen[1]
 
     async def model_loads(self) -> Mapping[str, ModelLoad]:
-        """Waiting and running requests by model. Raises Unavailable."""
+        """Waiting and running requests by model, for a scrape, whose gauges of the whole queue it sets. Raises Unavailable."""
+        oldest = (await self._queue.live_requests("", 1)).requests
+        self._metrics.oldest_request.set(max(0.0, self.now_s() - oldest[0].accepted_s) if oldest else 0.0)
+        self._metrics.held_ratio.set(max((each.held / each.limit for each in await self._queue.held() if each.limit), default=0.0))
         return model_loads(await self.overview(), self._catalogue, self._profiles)
 
     async def read_pauses(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from qlm_core.vocabulary.errors import GatewayFull, QlmError, Unavailable
+from qlm_core.vocabulary.errors import GatewayFull, QlmError, RequestEnded, Unavailable
 from qlm_gateway.streams.events import Refusal
 
 DRAINING_RETRY_AFTER_S = 0.1
@@ -38,6 +38,8 @@ def refusal_error(refusal: Refusal, failure: QlmError | None) -> QlmError:
         case Refusal.QUEUE_UNAVAILABLE:
             message = failure.message if failure is not None else "the queue's server is away"
             return Unavailable(message, details={"retry_after_s": f"{QUEUE_RETRY_AFTER_S:g}"})
+        case Refusal.ERASED:
+            return RequestEnded("the request was cancelled and erased", reason="CANCELLED")
         case Refusal.UNKNOWN_REQUEST | Refusal.OFFSET_OUT_OF_RANGE | Refusal.UNREADABLE:
             assert failure is not None, "the failed answer was kept"
             return failure

@@ -33,6 +33,7 @@ class Refusal(StrEnum):
     """Why a reader is ended before its request is."""
 
     UNKNOWN_REQUEST = "unknown_request"
+    ERASED = "erased"
     OFFSET_OUT_OF_RANGE = "offset_out_of_range"
     UNREADABLE = "unreadable"
     QUEUE_UNAVAILABLE = "queue_unavailable"

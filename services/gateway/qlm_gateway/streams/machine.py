@@ -327,7 +327,7 @@ class GatewayMachine:
             return
         match failure:
             case AttachFailure.UNKNOWN_REQUEST:
-                self._refuse(reader, Refusal.UNKNOWN_REQUEST, effects)
+                self._refuse(reader, Refusal.ERASED if reader.queue_id else Refusal.UNKNOWN_REQUEST, effects)
             case AttachFailure.OFFSET_OUT_OF_RANGE:
                 self._refuse(reader, Refusal.OFFSET_OUT_OF_RANGE, effects)
             case AttachFailure.UNREADABLE:

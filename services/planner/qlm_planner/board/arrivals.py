@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qlm_planner.board.snapshot import Arrival, EntryId, entry_id
+from qlm_core.vocabulary.stream import EntryId, entry_id_of
+from qlm_planner.board.snapshot import Arrival
 from qlm_planner.machine.effects import ReadUnplaced
 from qlm_planner.policy import BATCH_MAX, Policy
 
@@ -79,14 +80,14 @@ class ArrivalBuffer:
             pass
         elif read_to:
             self.scan_after = read_to
-            self.scanned = max(self.scanned, entry_id(read_to))
+            self.scanned = max(self.scanned, entry_id_of(read_to))
         else:
             self.scanning = False
         return self._add(arrivals)
 
     def add_arrivals(self, arrivals: tuple[Arrival, ...]) -> list[Arrival]:
         """Returns the requests that are new here."""
-        return self._add(arrival for arrival in arrivals if entry_id(arrival.facts.queue_id) > self.scanned)
+        return self._add(arrival for arrival in arrivals if entry_id_of(arrival.facts.queue_id) > self.scanned)
 
     def take(self) -> list[Arrival]:
         """Removes and returns the next requests to place."""

@@ -222,7 +222,12 @@ class Board:
             if queue.instance in self.queues:
                 self.queues[queue.instance] = [group_id for group_id in queue.group_ids if group_id in self.groups]
                 self.versions[queue.instance] = queue.version
-        self._load_runners()
+        runners = self.slots_by_group()
+        for group in self.groups.values():
+            self.settle_runners(group, runners.pop(group.group_id, ()))
+        for group_id, slots in runners.items():
+            for slot in slots:
+                del slot.runners[group_id]
         self.newest = {}
         for group in self.groups.values():
             if group.open:
@@ -279,23 +284,25 @@ class Board:
         slot = self.slots.get(instance_of(incarnation))
         return slot if slot is not None and slot.facts.incarnation == incarnation else None
 
-    def _load_runners(self) -> None:
-        """Sets the runners: an overview counts the running requests of a group, earlier events name their instances. Where the two
-        disagree, the instance of the group's queue runs all."""
-        known: dict[str, list[tuple[Slot, int]]] = {}
+    def slots_by_group(self) -> dict[str, list[Slot]]:
+        """The instances that run requests of each group, by lifecycle events."""
+        found: dict[str, list[Slot]] = {}
         for slot in self.slots.values():
-            for group_id, kept in slot.runners.items():
-                known.setdefault(group_id, []).append((slot, kept.count))
-            slot.runners = {}
-        for group in self.groups.values():
-            running = group.live - group.waiting
-            if running > 0:
-                places = known.get(group.group_id, [])
-                if sum(count for _, count in places) != running:
-                    home = self.slots.get(group.instance)
-                    places = [] if home is None else [(home, running)]
-                for slot, count in places:
-                    slot.add_running(group, count)
+            for group_id in slot.runners:
+                found.setdefault(group_id, []).append(slot)
+        return found
+
+    def settle_runners(self, group: Group, slots: Sequence[Slot]) -> None:
+        """Sets the runners of a group on its `slots_by_group`. An overview counts the running requests, earlier events name their
+        instances: where the two disagree, the instance of the group's queue runs all."""
+        running = group.live - group.waiting
+        if sum(slot.runners[group.group_id].count for slot in slots) == running:
+            return
+        for slot in slots:
+            del slot.runners[group.group_id]
+        home = self.slots.get(group.instance)
+        if home is not None and running > 0:
+            home.add_running(group, running)
 
     def _leave(self, group: Group, prompt_tokens: int) -> None:
         """Removes a waiting request; the last one closes the group. Answered requests stand in front, and leave last unless pulled."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from qlm_core.vocabulary.stream import EntryId
 from qlm_planner.board.board import Board
 from qlm_planner.board.partial_overview import Pages, refresh
-from qlm_planner.board.snapshot import EntryId, Snapshot
+from qlm_planner.board.snapshot import Snapshot
 from qlm_planner.machine.effects import ReadOverview
 from qlm_planner.machine.events import EventEntry
 from qlm_planner.policy import Policy

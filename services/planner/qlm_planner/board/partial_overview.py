@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_planner.board.board import Board
-from qlm_planner.board.group import Group
-from qlm_planner.board.slot import Slot
 from qlm_planner.board.snapshot import Snapshot
 from qlm_planner.machine.events import ChangeKind, EventEntry
 
@@ -163,10 +161,7 @@ def _merged_queues(
 
 def _apply_counts(board: Board, snapshot: Snapshot, since: Mapping[str, CountChange], waiting: _Waiting) -> None:
     """Sets the counts and the runners of the page's groups."""
-    runners: dict[str, list[Slot]] = {}
-    for slot in board.slots.values():
-        for group_id in slot.runners:
-            runners.setdefault(group_id, []).append(slot)
+    runners = board.slots_by_group()
     for group_id in snapshot.asked or ():
         row = snapshot.groups.get(group_id)
         group = board.groups.get(group_id)
@@ -188,16 +183,4 @@ def _apply_counts(board: Board, snapshot: Snapshot, since: Mapping[str, CountCha
         group.first_deadline_s, group.last_deadline_s = row.first_deadline_s, row.last_deadline_s
         group.set_next_deadline(row.next_deadline_s)
         group.slo_least_s = min(row.slo_least_s, group.traits.slo_s)
-        _set_runners(board, group, runners.get(group_id, []))
-
-
-def _set_runners(board: Board, group: Group, slots: Iterable[Slot]) -> None:
-    """Moves all running requests of a group to its instance where the runners disagree with its count (as `Board._load_runners`)."""
-    running = group.live - group.waiting
-    if sum(slot.runners[group.group_id].count for slot in slots) == running:
-        return
-    for slot in slots:
-        del slot.runners[group.group_id]
-    home = board.slots.get(group.instance)
-    if home is not None and running > 0:
-        home.add_running(group, running)
+        board.settle_runners(group, runners.get(group_id, ()))

@@ -10,15 +10,7 @@ from qlm_core.prediction.reported_runs import ReportedRuns
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.pauses import Pause
 from qlm_core.vocabulary.request import RequestFacts
-
-EntryId = tuple[int, int]
-"""A stream entry id "<ms>-<n>" as two numbers, which sort as the stream does."""
-
-
-def entry_id(text: str) -> EntryId:
-    """Parses an entry id; "" and "0" sort first. Raises ValueError for any other text."""
-    ms, _, sequence = text.partition("-")
-    return (int(ms or 0), int(sequence or 0))
+from qlm_core.vocabulary.stream import EntryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from qlm_core.statistics.length_curve import LONGEST_OF, longest_of_counts
 from qlm_core.vocabulary.group import GroupKey
 from qlm_core.vocabulary.request import SloKind
 from qlm_planner.board.board import Board
-from qlm_planner.board.group import TIERS, Group
+from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.tenants import weight_of
 from qlm_planner.cost import order_cost as of
@@ -122,7 +122,7 @@ class ClassTable:
             numbers = [self._number(group) for group in groups]
         key = np.array(numbers, dtype=np.int64)
         # One list per field: an array of tuples takes twice as long.
-        count, prompt_tokens, deadline_s, spread_s, slo_s, due_share, band, tier = np.array(
+        count, prompt_tokens, deadline_s, spread_s, slo_s, due_share, rank = np.array(
             [
                 [group.waiting for group in groups],
                 [group.waiting_prompt_tokens for group in groups],
@@ -130,12 +130,10 @@ class ClassTable:
                 [group.spread_s for group in groups],
                 [group.slo_least_s for group in groups],
                 [group.due_share for group in groups],
-                [group.band for group in groups],
-                [group.tier for group in groups],
+                [group.rank for group in groups],
             ],
             dtype=np.float64,
         )
-        rank = TIERS * band + tier
         mean = prompt_tokens / np.maximum(1.0, count)
         size = np.minimum(np.rint(np.log(np.maximum(1.0, mean)) / PROMPT_STEP), SIZES - 1).astype(np.int64)
         return GroupColumns(

@@ -40,6 +40,11 @@ class Line:
         """Running and waiting requests."""
         return self.slot.running + sum(group.waiting for group in self.groups)
 
+    @property
+    def end_model(self) -> str:
+        """The model of the last group, else the active one."""
+        return self.groups[-1].traits.key.model if self.groups else self.slot.active_model
+
     def continues_batch(self, model: str, position: int) -> bool:
         """Whether the active model serves a group at a position without a swap before it."""
         return self.slot.active_model == model and bool((self.rows[MODEL, :position] == self.engine[ACTIVE]).all())

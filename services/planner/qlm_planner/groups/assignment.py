@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -101,16 +101,12 @@ class GroupAssignment:
         place = best_place(lines_of(board, self.table, now_s), self.table, group, now_s)
         return ("", 0) if place is None else (place.line.slot.facts.name, place.position)
 
-    def joins(self, board: Board, estimates: Estimates) -> Callable[[GroupKey, float], str]:
-        """Maps a request's key and deadline to the id of the open group on an instance's queue that it joins; "" for none."""
-
-        def group_for(key: GroupKey, deadline_s: float) -> str:
-            group = board.newest.get(key)
-            if group is None or group.instance not in board.slots or not self._has_room(group, deadline_s, board, estimates):
-                return ""
-            return group.group_id
-
-        return group_for
+    def joins(self, board: Board, estimates: Estimates, key: GroupKey, deadline_s: float) -> str:
+        """Id of the open group on an instance's queue that a request with this key and deadline joins; "" for none."""
+        group = board.newest.get(key)
+        if group is None or group.instance not in board.slots or not self._has_room(group, deadline_s, board, estimates):
+            return ""
+        return group.group_id
 
     def follow(self, facts: RequestFacts, seating: Seating) -> Group:
         """The group that a comparison policy chooses, perhaps a new one."""

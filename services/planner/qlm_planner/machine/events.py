@@ -9,8 +9,9 @@ from enum import Enum, auto
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.model import ModelSpec
+from qlm_core.vocabulary.stream import EntryId
 from qlm_planner.board.slot import NO_LOAD, EngineLoad
-from qlm_planner.board.snapshot import Arrival, EntryId, Snapshot
+from qlm_planner.board.snapshot import Arrival, Snapshot
 from qlm_planner.machine.effects import ApplyChunk, Call, Place, Regroup
 from qlm_planner.search.problem import Orders
 

@@ -8,6 +8,7 @@ of a scan, reads of arrivals and of lifecycle events, and the sweeps (reclaim, e
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import assert_never
 
 from qlm_core.vocabulary.overload import Overload
@@ -304,7 +305,7 @@ class PlannerMachine:
         if not self.ready or now_s < self._forecast.wake_s:
             return []
         period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
-        joins = self._assignment.joins(self.board, self.estimates)
+        joins = partial(self._assignment.joins, self.board, self.estimates)
         done = self._forecast.publish(self.board, self.demand, joins, self._counted_to, period_s, now_s)
         return [] if done is None else [done]
 

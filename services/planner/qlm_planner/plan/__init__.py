@@ -6,5 +6,4 @@ solver_jobs       jobs of the solver, and the value of its answers
 solver_problem    converts the board to a problem, and orders to queues of the board as it is then
 chunks            writes a change in bounded compare-and-set chunks
 waits             the waits that the planner publishes
-plan_view         the plan as clients read it
 """

@@ -24,10 +24,11 @@ def relocate(board: Board, table: ClassTable, moving: Sequence[Group], now_s: fl
     for name, queue in target.items():
         target[name] = [group_id for group_id in queue if group_id not in leaving]
     for group in moving:
-        if board.is_paused(group.traits.key):
+        able = [line for line in lines if table.estimates.can_serve(line.slot, group.traits.key.model)]
+        if not able or board.is_paused(group.traits.key):
             found = None
         elif baseline is not None:
-            found = baseline.home(lines, table, group, board, now_s)
+            found = baseline.home(able, table, group, board, now_s)
         else:
             place = best_place(lines, table, group, now_s)
             found = None if place is None else (place.line, place.position)

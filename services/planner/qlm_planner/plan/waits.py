@@ -21,7 +21,7 @@ from qlm_core.vocabulary.model import ModelSpec
 from qlm_core.vocabulary.request import Slo, SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.demand import Demand, Rate
-from qlm_planner.board.group import Group, band_of
+from qlm_planner.board.group import Group, GroupTraits, band_of, group_of_one
 from qlm_planner.board.slot import Slot
 from qlm_planner.machine.effects import PublishWaits, WaitsFailed
 
@@ -167,19 +167,9 @@ class WaitForecast:
 
 
 def _newcomer(board: Board, joins: Joins, key: GroupKey, slo_s: float, priority: int, prompt_tokens: float, now_s: float) -> _Newcomer:
-    unbound = key.slo_kind is SloKind.PRIORITY
-    deadline_s = math.inf if unbound else now_s + slo_s
-    request = GroupView(
-        group_id="",
-        model=key.model,
-        slo_kind=key.slo_kind,
-        slo_class=key.slo_class,
-        token_class=key.token_class,
-        waiting=1,
-        waiting_prompt_tokens=max(1, round(prompt_tokens)),
-        first_deadline_s=deadline_s,
-        band=priority if unbound else board.slo_band,
-    )
+    deadline_s = math.inf if key.slo_kind is SloKind.PRIORITY else now_s + slo_s
+    traits = GroupTraits(key=key, slo_s=slo_s, priority=priority)
+    request = _group_view(group_of_one("", traits, board.slo_band, deadline_s, max(1, round(prompt_tokens))))
     wait_key = (key.model, key.slo_kind, key.slo_class, key.token_class)
     return _Newcomer(key=wait_key, slo_s=slo_s, request=request, group_id=joins(key, deadline_s))
 

@@ -17,7 +17,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Baseline, Home, Seating
-from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, end_model, least_loaded_of, loads_of
+from qlm_planner.policies.queue_ends import QueueEnds, aged, end_model, least_loaded_of, loads_of
 
 
 class Balancer(Baseline):
@@ -29,17 +29,14 @@ class Balancer(Baseline):
         model swap for it."""
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
-        return QueueEnds(board=board, estimates=table.estimates, picker=_Chosen(policy=self, board=board, loads=loads_of(board)))
+        return QueueEnds(board=board, estimates=table.estimates, pick=_Chosen(policy=self, board=board, loads=loads_of(board)).pick)
 
-    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home:
         """Chooses as for a request, by the loads of `lines`; the position is by age."""
-        able = {line.slot.facts.name: line for line in able_lines(lines, table, group)}
-        if not able:
-            return None
+        able = {line.slot.facts.name: line for line in lines}
         loads = {name: line.load for name, line in able.items()}
-        ends = {name: line.groups[-1].traits.key.model if line.groups else line.slot.active_model for name, line in sorted(able.items())}
-        serving = [name for name, model in ends.items() if model in ("", group.traits.key.model)]
-        return aged(able[self.choose(sorted(able), group.group_id, loads, serving)], group, board)
+        serving = [name for name, line in able.items() if line.end_model in ("", group.traits.key.model)]
+        return aged(able[self.choose(list(able), group.group_id, loads, serving)], group, board)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -40,8 +40,8 @@ class Baseline(ABC):
         """The seating for one batch of arrivals."""
 
     @abstractmethod
-    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
-        """A position for a group whose instance no longer serves it; None if no line can serve it."""
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home:
+        """A position for a group whose instance no longer serves it. `lines`: those that can serve it, at least one, by name."""
 
     def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
         """A new order on expected misses, an idle or new instance, or a requested replan; None: the order stays."""

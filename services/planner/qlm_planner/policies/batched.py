@@ -8,7 +8,7 @@ and its work at most, without a timer. Objectives and priorities change nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.vocabulary.instance import UNASSIGNED
@@ -20,7 +20,7 @@ from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Baseline, Home, Seating
-from qlm_planner.policies.queue_ends import able_lines, join_or_open, least_loaded_of, loads_of
+from qlm_planner.policies.queue_ends import join_or_open, least_loaded_of, loads_of
 
 
 def oldest_arrival_s(group: Group) -> float:
@@ -81,15 +81,13 @@ class Batched(Baseline):
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
         return ByModel(board=board, estimates=table.estimates, loads=loads_of(board))
 
-    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home:
         """As for a request that arrives with the group's oldest."""
-        able: Mapping[str, Line] = {line.slot.facts.name: line for line in able_lines(lines, table, group)}
-        if not able:
-            return None
+        able = {line.slot.facts.name: line for line in lines}
         model, arrived_s = group.traits.key.model, oldest_arrival_s(group)
         loads = {name: line.load for name, line in able.items()}
         serving = [
             name for name, line in able.items() if model in (line.slot.active_model, *(each.traits.key.model for each in line.groups))
         ]
-        line = able[least_loaded_of(sorted(able), sorted(serving), loads)]
+        line = able[least_loaded_of(list(able), serving, loads)]
         return line, place_by_model(line.groups, model, runs(line.slot, model), arrived_s, table.estimates.policy.stay_s)

@@ -20,7 +20,6 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Baseline, Home, Orders, Seating
-from qlm_planner.policies.queue_ends import able_lines
 from qlm_planner.policies.queue_work import QueueWork, Work, Works
 
 _urgency = attrgetter("urgency")
@@ -172,14 +171,11 @@ class Edf(Baseline):
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
         return ByDeadline.of(board, self.works(table))
 
-    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
-        able = able_lines(lines, table, group)
-        if not able:
-            return None
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home:
         works = self.works(table)
-        queues = [DatedQueue(work=works.stand(line.slot, line.groups), groups=line.groups) for line in able]
-        queue, place, _ = first_end(queues, works.on([line.slot for line in able], [group])[0], group)
-        return able[queues.index(queue)], place
+        queues = [DatedQueue(work=works.stand(line.slot, line.groups), groups=line.groups) for line in lines]
+        queue, place, _ = first_end(queues, works.on([line.slot for line in lines], [group])[0], group)
+        return lines[queues.index(queue)], place
 
     def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
         slots = board.serving

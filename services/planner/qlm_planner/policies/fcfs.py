@@ -13,7 +13,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Baseline, Home, Seating
-from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged
+from qlm_planner.policies.queue_ends import QueueEnds, aged
 from qlm_planner.policies.queue_work import QueueWork, Works
 
 
@@ -44,15 +44,12 @@ class Fcfs(Baseline):
         works = self.works(table)
         queues = works.queues(board)
         picker = FirstStart(works=works, queues={queue.slot.facts.name: queue for queue in queues} if len(queues) > 1 else {})
-        return QueueEnds(board=board, estimates=table.estimates, picker=picker)
+        return QueueEnds(board=board, estimates=table.estimates, pick=picker.pick)
 
-    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home:
         """The queue that starts a group first, at its position by age."""
-        able = able_lines(lines, table, group)
-        if not able:
-            return None
         works = self.works(table)
-        homes = [aged(line, group, board) for line in able]
-        [on] = works.on([line.slot for line in able], [group])
+        homes = [aged(line, group, board) for line in lines]
+        [on] = works.on([line.slot for line in lines], [group])
         starts = [works.stand(line.slot, line.groups).start_s(place, work) for (line, place), work in zip(homes, on, strict=True)]
         return homes[starts.index(min(starts))]

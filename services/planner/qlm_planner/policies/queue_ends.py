@@ -7,9 +7,8 @@ the last group of its queue, and only one with its key, so groups keep the order
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_core.vocabulary.request import RequestFacts
@@ -17,16 +16,11 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
-from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Home
 
-
-class Picker(Protocol):
-    """Picks a queue for each request of a batch."""
-
-    def pick(self, able: Sequence[Slot], facts: RequestFacts, alone: Group) -> Slot:
-        """One of `able`, which are sorted by name, at least one."""
+Pick = Callable[[Sequence[Slot], RequestFacts, Group], Slot]
+"""Picks a queue for a request, and for the group of it alone: one of these, at least one, sorted by name."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,12 +29,12 @@ class QueueEnds:
 
     board: Board
     estimates: Estimates
-    picker: Picker
+    pick: Pick
 
     def join(self, facts: RequestFacts, alone: Group) -> Group:
         """The last group of the picked queue, if it has the request's key and room, else `alone` behind it."""
         able = [slot for slot in self.board.serving if self.estimates.can_serve(slot, facts.model)]
-        slot = self.picker.pick(able, facts, alone) if able else None
+        slot = self.pick(able, facts, alone) if able else None
         queue = UNASSIGNED if slot is None else slot.facts.name
         return join_or_open(self.board, self.estimates, queue, len(self.board.queues[queue]), facts, alone)
 
@@ -84,11 +78,6 @@ def least_loaded_of(names: Sequence[str], serving: Sequence[str], loads: Mapping
 def position_by_age(queue: Sequence[str], group: Group, board: Board) -> int:
     """The position in front of the first younger group."""
     return next((at for at, other in enumerate(queue) if board.groups[other].order > group.order), len(queue))
-
-
-def able_lines(lines: Sequence[Line], table: ClassTable, group: Group) -> list[Line]:
-    """The lines that can serve a group."""
-    return [line for line in lines if table.estimates.can_serve(line.slot, group.traits.key.model)]
 
 
 def aged(line: Line, group: Group, board: Board) -> Home:

@@ -23,7 +23,7 @@ from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Baseline, Home, Seating
-from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, end_model
+from qlm_planner.policies.queue_ends import QueueEnds, aged, end_model
 
 
 class ReportBalancer(Baseline):
@@ -34,17 +34,13 @@ class ReportBalancer(Baseline):
         """The index of one of the servers, at least one, for so many prompt tokens."""
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
-        return QueueEnds(board=board, estimates=table.estimates, picker=_Picker(policy=self, board=board, estimates=table.estimates))
+        return QueueEnds(board=board, estimates=table.estimates, pick=_Picker(policy=self, board=board, estimates=table.estimates).pick)
 
-    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home:
         """Chooses as for a request with all prompts of the group; the position is by age."""
-        able = sorted(able_lines(lines, table, group), key=lambda line: line.slot.facts.name)
-        if not able:
-            return None
-        ends = [line.groups[-1].traits.key.model if line.groups else line.slot.active_model for line in able]
-        queues = [line.groups for line in able]
-        servers = servers_of([line.slot for line in able], queues, ends, table.estimates, group.traits.key.model)
-        return aged(able[self.choose(servers, group.waiting_prompt_tokens)], group, board)
+        queues, ends = [line.groups for line in lines], [line.end_model for line in lines]
+        servers = servers_of([line.slot for line in lines], queues, ends, table.estimates, group.traits.key.model)
+        return aged(lines[self.choose(servers, group.waiting_prompt_tokens)], group, board)
 
 
 class ServerAware(ReportBalancer):

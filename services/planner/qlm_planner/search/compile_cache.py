@@ -149,13 +149,10 @@ def lean(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 def _compiled(function: Callable[Arguments, Result], *, inlined: bool) -> Callable[Arguments, Result]:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": not inlined, "forceinline": inlined}
-    if FOLDER is None:
-        uncached: Callable[Arguments, Result] = numba.njit(**options)(function)
-        return uncached
     settings: Any = config
-    before, settings.CACHE_DIR = settings.CACHE_DIR, str(FOLDER)
+    before, settings.CACHE_DIR = settings.CACHE_DIR, str(FOLDER or settings.CACHE_DIR)
     try:
-        cached: Callable[Arguments, Result] = numba.njit(cache=True, **options)(function)
-        return cached
+        found: Callable[Arguments, Result] = numba.njit(cache=FOLDER is not None, **options)(function)
+        return found
     finally:
         settings.CACHE_DIR = before

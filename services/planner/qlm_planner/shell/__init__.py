@@ -3,7 +3,7 @@
 process              waits for the lease and leads
 leadership           one term: the machine, its inbox, its calls
 queue_calls          the machine's calls on the queue
-rpc                  the gRPC service
+rpc, plan_message    the gRPC service; the plan as clients read it
 solver_client        the solver's process, seen from the planner
 solver_process       that process
 solver_requests      answers jobs of the solver

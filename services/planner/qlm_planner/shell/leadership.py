@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import structlog
 from opentelemetry.trace import Tracer
 
+from qlm.api.v1 import planner_pb2
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.errors import LeaseLost, Unavailable
 from qlm_core.vocabulary.model import ModelSpec
@@ -17,10 +18,10 @@ from qlm_planner.machine.effects import Call, Effect, JobEnded, Outcome, Placeme
 from qlm_planner.machine.events import CallFailed, Event, OverviewRead, PlaceAnswered, ProfilesRead, ReplanAsked, Solved, SolveFailed, Tick
 from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.overload.advice_question import Question, question_of
-from qlm_planner.plan.plan_view import PlanView, plan_view
 from qlm_planner.policy import Policy
 from qlm_planner.shell.advice_watch import AdviceWatch, Work
 from qlm_planner.shell.metrics import PlannerMetrics
+from qlm_planner.shell.plan_message import plan_message
 from qlm_planner.shell.queue_calls import perform
 from qlm_planner.shell.tracing import trace_job, trace_placements, trace_plan
 from qlm_process.queue.leases import LeaseKeeper
@@ -98,12 +99,12 @@ class Leadership:
         """Whether an incarnation was registered at the last overview."""
         return incarnation in self._incarnations
 
-    async def plan(self) -> PlanView:
+    async def plan(self) -> planner_pb2.Plan:
         machine = self.machine
         async with self._turn:
             if machine.board.open_groups >= THREAD_GROUPS:
-                return await asyncio.to_thread(plan_view, machine.board, machine.changes.table, self._now_s())
-            return plan_view(machine.board, machine.changes.table, self._now_s())
+                return await asyncio.to_thread(plan_message, machine.board, machine.changes.table, self._now_s())
+            return plan_message(machine.board, machine.changes.table, self._now_s())
 
     def _question(self) -> Question | None:
         machine = self.machine

@@ -14,7 +14,8 @@ from qlm.internal.v1 import events_pb2
 from qlm_core.vocabulary.instance import InstanceFacts
 from qlm_core.vocabulary.request import RequestFacts, Slo, SloKind
 from qlm_core.vocabulary.slo_rules import SLO_KINDS
-from qlm_planner.board.snapshot import Arrival, InstanceRow, QueueRow, Snapshot, entry_id
+from qlm_core.vocabulary.stream import entry_id_of
+from qlm_planner.board.snapshot import Arrival, InstanceRow, QueueRow, Snapshot
 from qlm_planner.machine import effects, events
 from qlm_process.wire import running as running_wire
 from qlm_process.wire import waits as waits_wire
@@ -180,7 +181,7 @@ def arrival_of(request: values.LiveRequest) -> Arrival:
 
 
 def event_entries(entries: Sequence[values.StreamEntry]) -> tuple[events.EventEntry, ...]:
-    return tuple(events.EventEntry(entry_id=entry_id(entry.entry_id), changes=changes_of(entry.payload)) for entry in entries)
+    return tuple(events.EventEntry(entry_id=entry_id_of(entry.entry_id), changes=changes_of(entry.payload)) for entry in entries)
 
 
 def changes_of(payload: bytes) -> tuple[events.Change, ...]:
@@ -223,7 +224,7 @@ def snapshot_of(overview: Overview, group_ids: tuple[str, ...] | None = None) ->
         groups=overview.groups,
         instances=tuple(instance_row(record) for record in overview.instances),
         incarnations=overview.incarnations,
-        last_event_id=entry_id(overview.last_event_id),
+        last_event_id=entry_id_of(overview.last_event_id),
         asked=group_ids,
         pauses=tuple(overview.pauses),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Awaitable, Callable
@@ -17,11 +16,9 @@ from qlm_core.vocabulary.instance import instance_of
 from qlm_planner.board.slot import EngineLoad
 from qlm_planner.machine.events import InstanceAnnounced, LoadReported
 from qlm_planner.overload.advice import Advice
-from qlm_planner.plan.plan_view import GroupOutlook, PlanView
 from qlm_planner.shell.leadership import Leadership
 from qlm_process.wire.instance import from_proto
 from qlm_process.wire.running import TOKEN_MIN_S
-from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 WHY_BYTES_MAX = 256
 INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,19}")
@@ -77,7 +74,10 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
         self, request: planner_pb2.GetPlanRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> planner_pb2.Plan:
         term = await self._leader()
-        return await _plan_message(term)
+        plan, latest = await term.plan(), term.advice.latest
+        if latest is not None:
+            plan.advice.CopyFrom(advice_to_proto(latest))
+        return plan
 
     async def GetAdvice(  # noqa: N802
         self, request: planner_pb2.GetAdviceRequest, context: grpc.aio.ServicerContext[object, object]
@@ -120,36 +120,6 @@ def load_reported(request: planner_pb2.HeartbeatRequest) -> LoadReported:
 def _check_incarnation(field: str, incarnation: str) -> None:
     if INCARNATION.fullmatch(incarnation) is None:
         raise invalid_field(field, "<instance>/<fence>, the instance 1 to 64 bytes of [A-Za-z0-9_.-]")
-
-
-async def _plan_message(term: Leadership) -> planner_pb2.Plan:
-    """The plan and the advice. Converted in a thread: 10,000 groups would block the loop."""
-    return await asyncio.to_thread(to_proto, await term.plan(), term.advice.latest)
-
-
-def to_proto(plan: PlanView, advice: Advice | None) -> planner_pb2.Plan:
-    return planner_pb2.Plan(
-        version=plan.version,
-        made_s=plan.made_s,
-        queues=[
-            planner_pb2.PlannedQueue(instance=queue.instance, groups=[_group_to_proto(group) for group in queue.groups])
-            for queue in plan.queues
-        ],
-        advice=None if advice is None else advice_to_proto(advice),
-    )
-
-
-def _group_to_proto(group: GroupOutlook) -> planner_pb2.PlannedGroup:
-    return planner_pb2.PlannedGroup(
-        group_id=group.group_id,
-        model=group.model,
-        slo_kind=SLO_KIND_NUMBERS[group.slo_kind],
-        slo_class=group.slo_class,
-        waiting=group.waiting,
-        first_deadline_s=group.first_deadline_s,
-        completion_p50_s=group.completion_p50_s,
-        completion_p90_s=group.completion_p90_s,
-    )
 
 
 def advice_to_proto(advice: Advice) -> planner_pb2.Advice:

@@ -84,8 +84,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 26
     """PERMISSION_DENIED; field (model, slo.seconds, slo.priority or tenant) and its rule, or method. The API key may not do this."""
     ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 27
-    """RESOURCE_EXHAUSTED; bound ("requests_per_min" or "prompt_tokens_per_min"), limit, retry_after_s. The API key has used up its rate at this
-    gateway. Nothing was accepted.
+    """RESOURCE_EXHAUSTED; bound ("requests_per_min", "prompt_tokens_per_min" or "streams_max"), limit, retry_after_s. The API key has used up its
+    bound at this gateway. Nothing was accepted.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper): ...
@@ -150,7 +150,7 @@ ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 25
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 26
 """PERMISSION_DENIED; field (model, slo.seconds, slo.priority or tenant) and its rule, or method. The API key may not do this."""
 ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 27
-"""RESOURCE_EXHAUSTED; bound ("requests_per_min" or "prompt_tokens_per_min"), limit, retry_after_s. The API key has used up its rate at this
-gateway. Nothing was accepted.
+"""RESOURCE_EXHAUSTED; bound ("requests_per_min", "prompt_tokens_per_min" or "streams_max"), limit, retry_after_s. The API key has used up its
+bound at this gateway. Nothing was accepted.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.run import RemoteModel
-from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.openai.server import OpenAiServer
 from qlm_agent.engines.openai.settings import OpenAiModelSettings, OpenAiSettings
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_core.vocabulary.model import ModelSpec
@@ -41,14 +41,7 @@ def openai_engine(
         raise ConfigError(f"agent.openai.api_key_env: {settings.api_key_env} has characters that no HTTP header may have")
     if api_key and any(urlsplit(url).username is not None for url in urls.values()):
         raise ConfigError("agent.openai.base_url: it names a user, and api_key_env a key; a server takes one of them")
-    timeouts = Timeouts(
-        connect_s=settings.connect_timeout_s,
-        call_s=settings.call_timeout_s,
-        first_token_s=settings.first_token_timeout_s,
-        stall_s=settings.stall_timeout_s,
-        swap_s=settings.swap_timeout_s,
-    )
-    servers = {url: OpenAiServer(url, api_key, timeouts, settings.connections_max) for url in urls.values()}
+    servers = {url: OpenAiServer(url, api_key, settings) for url in urls.values()}
     remotes = {
         name: RemoteModel(
             name=name,
@@ -62,14 +55,4 @@ def openai_engine(
         )
         for name, place in places.items()
     }
-    return OpenAiEngine(
-        remotes,
-        kv_capacity_tokens=kv_capacity_tokens,
-        kv_capacity_set=settings.kv_capacity_tokens,
-        batch_max=batch_max,
-        sleeps=settings.sleep,
-        tell_every_s=settings.tell_every_s,
-        poll_s=settings.poll_s,
-        swap_timeout_s=settings.swap_timeout_s,
-        clock=clock,
-    )
+    return OpenAiEngine(remotes, settings, kv_capacity_tokens=kv_capacity_tokens, batch_max=batch_max, clock=clock)

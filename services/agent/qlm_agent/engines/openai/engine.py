@@ -21,6 +21,7 @@ from qlm_agent.engines.openai.model_tiers import ServerTiers
 from qlm_agent.engines.openai.pending_outputs import PendingOutputs
 from qlm_agent.engines.openai.run import RemoteModel, Run
 from qlm_agent.engines.openai.server import OpenAiServer
+from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, ModelLoadFailed, Tier
 
 TRIALS = 3
@@ -28,30 +29,26 @@ TRIALS = 3
 
 
 class OpenAiEngine:
-    """See `qlm_agent.engines.port.Engine`. `kv_capacity_tokens`: by model, if the server does not report it; `kv_capacity_set`: overrides
-    its report, 0 for none; `batch_max`: the agent's."""
+    """See `qlm_agent.engines.port.Engine`. `kv_capacity_tokens`: by model, if neither the settings nor the server say it; `batch_max`: the
+    agent's."""
 
     def __init__(
         self,
         models: Mapping[str, RemoteModel],
+        settings: OpenAiSettings,
         *,
         kv_capacity_tokens: Mapping[str, int],
         batch_max: int,
-        sleeps: bool,
-        tell_every_s: float,
-        poll_s: float,
-        swap_timeout_s: float,
-        kv_capacity_set: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._models = models
         self._kv_capacity_tokens = kv_capacity_tokens
-        self._kv_capacity_set = kv_capacity_set
+        self._kv_capacity_set = settings.kv_capacity_tokens
         self._batch_max = batch_max
         self._clock = clock
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
-        self._pending = PendingOutputs(tell_every_s, clock)
-        self._tiers = ServerTiers(models, sleeps=sleeps, swap_timeout_s=swap_timeout_s, busy=lambda: bool(self._runs))
+        self._pending = PendingOutputs(settings.tell_every_s, clock)
+        self._tiers = ServerTiers(models, sleeps=settings.sleep, swap_timeout_s=settings.swap_timeout_s, busy=lambda: bool(self._runs))
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._examining: dict[str, asyncio.Task[bool]] = {}
@@ -59,7 +56,7 @@ class OpenAiEngine:
         self._ending: set[asyncio.Task[None]] = set()  # of runs that ended
         self._changed = False  # a server, unread
         servers = {id(model.server): model.server for model in models.values()}
-        self._watches = {key: self._watch_of(server, poll_s) for key, server in servers.items()}
+        self._watches = {key: self._watch_of(server, settings.poll_s) for key, server in servers.items()}
         self._servers = tuple(servers.values())
 
     @property

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -21,6 +20,7 @@ from qlm_agent.engines.openai.errors import (
     ServerUnreachable,
 )
 from qlm_agent.engines.openai.event_stream import EventStream
+from qlm_agent.engines.openai.settings import OpenAiSettings
 
 ANSWER_BYTES_MAX = 64 << 20
 ERROR_CHARACTERS_MAX = 500
@@ -29,32 +29,19 @@ CALL_CONNECTIONS_MAX = 32
 """Most concurrent calls to a server, apart from streams; others wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """In seconds; see `OpenAiSettings`."""
-
-    connect_s: float
-    call_s: float
-    first_token_s: float
-    stall_s: float
-    swap_s: float
-
-
 class OpenAiServer:
-    """`base_url` without /v1; `connections_max`: most streams at once. `open` before any call; `close` ends all of them. Calls raise
-    ServerError."""
+    """`base_url` without /v1. `open` before any call; `close` ends all of them. Calls raise ServerError."""
 
-    def __init__(self, base_url: str, api_key: str, timeouts: Timeouts, connections_max: int) -> None:
+    def __init__(self, base_url: str, api_key: str, settings: OpenAiSettings) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeouts = timeouts
-        self._connections_max = connections_max
+        self._settings = settings
         self._streams: aiohttp.ClientSession | None = None
         self._calls: aiohttp.ClientSession | None = None  # apart from streams, which need them to end
 
     async def open(self) -> None:
         if self._streams is None:
-            self._streams, self._calls = self._session(self._connections_max), self._session(CALL_CONNECTIONS_MAX)
+            self._streams, self._calls = self._session(self._settings.connections_max), self._session(CALL_CONNECTIONS_MAX)
 
     async def close(self) -> None:
         sessions, self._streams, self._calls = (self._streams, self._calls), None, None
@@ -112,11 +99,11 @@ class OpenAiServer:
 
     async def post(self, path: str, body: Mapping[str, object] | None = None) -> None:
         """A call that may take as long as a model needs to move."""
-        await self._call("POST", path, body, timeout_s=self._timeouts.swap_s)
+        await self._call("POST", path, body, timeout_s=self._settings.swap_timeout_s)
 
     async def generate(self, body: Mapping[str, object]) -> Mapping[str, Any]:
         """The choice of a completion that is not streamed."""
-        found = (await self._json("POST", "/v1/completions", body, timeout_s=self._timeouts.swap_s)).get("choices")
+        found = (await self._json("POST", "/v1/completions", body, timeout_s=self._settings.swap_timeout_s)).get("choices")
         if not isinstance(found, list) or not found or not isinstance(found[0], dict):
             raise self._protocol_error("/v1/completions", "no choice")
         return found[0]
@@ -127,7 +114,7 @@ class OpenAiServer:
         response: aiohttp.ClientResponse | None = None
         done = False
         try:
-            async with asyncio.timeout(self._timeouts.first_token_s):
+            async with asyncio.timeout(self._settings.first_token_timeout_s):
                 response = await self._opened(self._streams).post(self.base_url + path, json=body, allow_redirects=False)
                 if response.status != 200:
                     raise await self._refusal(path, response)
@@ -137,7 +124,7 @@ class OpenAiServer:
                     done = done or event == b"[DONE]"
                     if not done:
                         yield self._chunk(path, event)
-                async with asyncio.timeout(self._timeouts.stall_s):
+                async with asyncio.timeout(self._settings.stall_timeout_s):
                     found = await _events(response, events)
         except TimeoutError as error:
             raise self._silent(path, error, "silent for too long") from error
@@ -156,7 +143,7 @@ class OpenAiServer:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections_max),
             headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s),
         )
 
     def _opened(self, session: aiohttp.ClientSession | None) -> aiohttp.ClientSession:
@@ -179,7 +166,7 @@ class OpenAiServer:
     async def _call(self, method: str, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float | None = None) -> bytes:
         try:
             async with (
-                asyncio.timeout(timeout_s or self._timeouts.call_s),
+                asyncio.timeout(timeout_s or self._settings.call_timeout_s),
                 self._opened(self._calls).request(method, self.base_url + path, json=body, allow_redirects=False) as response,
             ):
                 if response.status != 200:
@@ -212,7 +199,7 @@ class OpenAiServer:
 
     def _silent(self, path: str, error: Exception, what: str) -> ServerError:
         if isinstance(error, aiohttp.ServerTimeoutError):
-            return ServerFull(f"{self.base_url}{path}: no connection within {self._timeouts.connect_s:g} s")
+            return ServerFull(f"{self.base_url}{path}: no connection within {self._settings.connect_timeout_s:g} s")
         return ServerSilent(f"{self.base_url}{path}: {what}")
 
     def _unreachable(self, path: str, error: Exception) -> ServerError:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 import structlog
 
-from qlm_agent.engines.port import EngineOutput, EngineRequest, EngineStats, FailureKind, ModelLoadFailed, TextPrompt, Tier
+from qlm_agent.engines.port import EngineOutput, EngineRequest, EngineStats, FailureKind, ModelLoadFailed, Sampling, TextPrompt, Tier
 from qlm_agent.engines.vllm.engine_runs import EngineRuns
 from qlm_agent.engines.vllm.placement import Placement
 from qlm_agent.engines.vllm.plans import VllmModel, environment
@@ -18,7 +19,6 @@ from qlm_agent.engines.vllm.process.frames import BrokenFrame, Frame
 from qlm_agent.engines.vllm.process.template import Template
 from qlm_agent.engines.vllm.process.versions import check_device
 from qlm_agent.engines.vllm.runner.port import bytes_of
-from qlm_agent.engines.vllm.runner.sampling import sampling_document
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.vocabulary.chat import ChatPrompt
 from qlm_core.vocabulary.errors import ConfigError, QlmError
@@ -269,6 +269,12 @@ class VllmEngine:
 def _host_kv_bytes(child: Child, which: str) -> int:
     tokens: int = child.stats.get(f"host_kv_{which}_tokens", 0)
     return tokens * int(child.stats.get("kv_bytes_per_token", 0))
+
+
+def sampling_document(sampling: Sampling) -> dict[str, Any]:
+    """The parameters that are not the defaults."""
+    plain = asdict(Sampling())
+    return {name: value for name, value in asdict(sampling).items() if value != plain[name]}
 
 
 def _add_frame(request: EngineRequest) -> Frame:

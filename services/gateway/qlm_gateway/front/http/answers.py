@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qlm.api.v1.gateway_pb2 import Accepted, Model, RequestStatus
+from qlm.api.v1.gateway_pb2 import Accepted, Model, Outlook, RequestStatus
 from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import FinishReason, Logprobs, RequestState, Result, Usage
 from qlm_gateway.front.http.calls import Call
@@ -163,6 +163,13 @@ def _predicted(prediction: Prediction | None) -> dict[str, Any]:
         "estimated_wait_seconds": _span(prediction.wait_p50_s, prediction.wait_p90_s),
         "estimated_completion_seconds": _span(prediction.completion_p50_s, prediction.completion_p90_s),
     }
+
+
+def outlook_comment(index: int, outlook: Outlook) -> str:
+    """Position and expected times of a choice that waits."""
+    prediction = outlook.prediction if outlook.HasField("prediction") else None
+    ahead = None if prediction is None else prediction.requests_ahead
+    return _compact({"index": index, "state": state_name(outlook.state), "position": ahead, **_predicted(prediction)})
 
 
 def accepted_document(accepted: Accepted, model: str) -> dict[str, Any]:

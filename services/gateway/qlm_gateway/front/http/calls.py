@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 from qlm.api.v1.request_pb2 import ChatMessage, ChatPrompt, Request, SamplingParams, TokenPrompt
 from qlm_core.vocabulary.errors import invalid_field
 from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, Message, ResponseFormat
-from qlm_gateway.front.http.objectives import objective_of
+from qlm_gateway.front.http.objectives import PRIORITY, SECONDS, expiry_s_of, objective_of
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.front.http.tools import ToolUse, use_tools
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LAST_EVENT_ID = "Last-Event-ID"
 MODE = "x-qlm-mode"
+KEEP_ALIVE = "x-qlm-keep-alive"
+READ_TIMEOUT = "x-stainless-read-timeout"
+"""Seconds without a byte after which OpenAI's client gives up."""
 COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that names none, as the API has it."""
 _SAME_NAME = (
@@ -42,7 +46,9 @@ class EventId:
 class Call:
     """`requests`: one for each choice, those of a prompt in a row, `choices_per_prompt` of them; `ids`: theirs, which admission
     changes in the messages; the first is the call's. `keyed`: the client named it. `resume`: the last event that a client of the stream
-    has. `tools`: how its answers are read, None where they are text."""
+    has. `names`: the name of its objective in errors. `read_timeout_s`: the silence after which the client gives up, else infinite.
+    `keep_alive_s`: longest silence of a stream. `positions`: its comments hold the request's position. `tools`: how its answers are read,
+    None where they are text."""
 
     chat: bool
     model: str
@@ -55,7 +61,11 @@ class Call:
     stream: bool
     include_usage: bool
     tier: str
+    names: Mapping[str, str]
     resume: EventId | None
+    read_timeout_s: float
+    keep_alive_s: float
+    positions: bool
     tools: ToolUse | None = None
 
 
@@ -80,13 +90,16 @@ def read_call(
     if tools is not None and (LAST_EVENT_ID in headers or headers.get(MODE, "wait") != "wait"):
         raise invalid_field("tools", f"absent with {LAST_EVENT_ID} and with {MODE}: enqueue")
     output_tokens = requests[0].sampling.max_tokens
-    slo, tier = objective_of(headers, body.service_tier, settings, priority=body.priority, output_tokens=output_tokens)
+    slo, tier, objective = objective_of(headers, body.service_tier, settings, priority=body.priority, output_tokens=output_tokens)
+    expiry_s, read_timeout_s = expiry_s_of(headers), _read_timeout_s(headers)
     resume = _event_id(headers[LAST_EVENT_ID], key, len(requests)) if stream and LAST_EVENT_ID in headers else None
     request_id = key or (new_id if resume is None else resume.request_id)
     for index, request in enumerate(requests):
         request.request_id = f"{request_id}.{index}" if index else request_id
         if slo is not None:
             request.slo.CopyFrom(slo)
+        if expiry_s is not None:
+            request.expire_after_s = expiry_s
     return Call(
         chat=isinstance(body, ChatBody),
         model=body.model,
@@ -99,7 +112,11 @@ def read_call(
         stream=stream,
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         tier=tier,
+        names={SECONDS: objective, PRIORITY: objective},
         resume=resume,
+        read_timeout_s=read_timeout_s,
+        keep_alive_s=min(settings.keep_alive_s, read_timeout_s / 2),
+        positions=_one_of(KEEP_ALIVE, ("comment", "position"), headers) == "position" and stream,
         tools=tools,
     )
 
@@ -188,12 +205,27 @@ def _constrain(sampling: SamplingParams, wanted: ResponseFormat) -> None:
 
 
 def _is_enqueued(headers: Mapping[str, str], choices: int, *, stream: bool) -> bool:
-    mode = headers.get(MODE, "wait")
-    if mode not in ("wait", "enqueue"):
-        raise invalid_field(MODE, "wait or enqueue")
+    mode = _one_of(MODE, ("wait", "enqueue"), headers)
     if mode == "enqueue" and (stream or choices > 1):
         raise invalid_field("stream" if stream else "n", f"absent with {MODE}: enqueue")
     return mode == "enqueue"
+
+
+def _one_of(header: str, values: Sequence[str], headers: Mapping[str, str]) -> str:
+    """A header's value, the first one where it is absent. Raises InvalidRequest."""
+    value = headers.get(header, values[0])
+    if value not in values:
+        raise invalid_field(header, " or ".join(values))
+    return value
+
+
+def _read_timeout_s(headers: Mapping[str, str]) -> float:
+    """Clients send it by themselves, so a wrong value is none."""
+    try:
+        seconds = float(headers.get(READ_TIMEOUT, ""))
+    except ValueError:
+        return math.inf
+    return seconds if seconds > 0.0 else math.inf
 
 
 def _event_id(text: str, key: str, choices: int) -> EventId:

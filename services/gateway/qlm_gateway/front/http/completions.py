@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -11,10 +13,11 @@ import structlog
 from aiohttp import web
 
 from qlm.api.v1.gateway_pb2 import Accepted, CancelRequest, GenerateRequest, ResultRequest, StreamRequest, SubmitRequest
-from qlm_core.vocabulary.errors import NotFound, QlmError
+from qlm_core.vocabulary.errors import CallDeadlineExceeded, NotFound, QlmError
 from qlm_gateway.front.http.answers import TextOf, accepted_document, completion, created_of, usage_of
-from qlm_gateway.front.http.calls import Call
+from qlm_gateway.front.http.calls import MODE, Call
 from qlm_gateway.front.http.collected_choice import CollectedChoice
+from qlm_gateway.front.http.errors import STILL_WAITING, HttpError
 from qlm_gateway.front.http.event_stream import EventStream, Metadata, StreamedChoice, answer_headers
 from qlm_gateway.front.http.joint_acceptance import JointAcceptance
 from qlm_gateway.front.http.responses import json_response, logged_error
@@ -22,6 +25,9 @@ from qlm_gateway.front.service import CallContext, GatewayService
 from qlm_process.identity.keys import AUTHORIZATION
 
 CANCEL_TIMEOUT_S = 2.0
+READ_TIMEOUT_SHARE = 0.9
+"""Part of a client's read timeout within which it has an answer; the rest is for the network."""
+OUTLOOK_EVERY_MIN_S = 1.0
 _PASSED_ON = (AUTHORIZATION, "traceparent", "tracestate")
 """Headers that become metadata of the service's calls."""
 
@@ -47,10 +53,12 @@ class Completions:
         document, headers = await self.collect(http, call)
         return json_response(document, headers=headers)
 
-    async def keep_alive(self) -> None:
-        """Gives silent streams a comment line."""
+    async def keep_alive(self, passed_s: float) -> None:
+        """Gives a comment line to streams that are silent for too long. `passed_s`: since the call before."""
         for stream in tuple(self._streams):
-            await stream.keep_alive()
+            if stream.is_silent(passed_s):
+                with suppress(ConnectionError):
+                    await stream.comment("keep-alive")
 
     async def submit(self, http: web.Request, call: Call) -> tuple[Accepted, dict[str, str]]:
         """Accepts the call's request, which nobody waits for; with the headers of the answer."""
@@ -61,11 +69,15 @@ class Completions:
         """The completion of a call that is waited for, and the headers of the answer."""
         metadata, acceptance = metadata_of(http), JointAcceptance(len(call.requests))
         choices = [CollectedChoice(index, metadata, acceptance) for index in range(len(call.requests))]
+        within_s = READ_TIMEOUT_SHARE * call.read_timeout_s
         try:
-            await self._generate(call, choices, acceptance)
-        except asyncio.CancelledError:
+            async with asyncio.timeout(within_s if within_s < math.inf else None):
+                await self._generate(call, choices, acceptance)
+        except (asyncio.CancelledError, TimeoutError) as left:
             if self._cancels_abandoned():
                 await self._withdraw(call, metadata)
+            if isinstance(left, TimeoutError):
+                raise self._still_waiting(call, len(acceptance.accepted)) from None
             raise
         text_of = self._text_of(call.model)
         document = completion(
@@ -78,6 +90,15 @@ class Completions:
             chat=call.chat,
         )
         return document, answer_headers(call, acceptance.accepted)
+
+    def _still_waiting(self, call: Call, accepted: int) -> QlmError:
+        """The error of a client that would not wait any longer."""
+        if accepted < len(call.requests):
+            return CallDeadlineExceeded("no answer of the queue within the client's read timeout; it may or may not have the request")
+        path = f"/v1/requests/{quote(call.request_id, safe='')}"
+        end = "it is cancelled" if self._cancels_abandoned() else f"it goes on, and GET {path} will have its result"
+        text = f"the request takes longer than the client reads ({call.read_timeout_s:g} s): {end}. Stream it, or send {MODE}: enqueue"
+        return HttpError(504, STILL_WAITING, text)
 
     async def stream(self, http: web.Request, call: Call, stream: EventStream) -> web.StreamResponse:
         """Streams the call's answer."""
@@ -105,7 +126,7 @@ class Completions:
         try:
             await _side_by_side(
                 [
-                    acceptance.run(self._service.Generate(GenerateRequest(request=each), to))
+                    acceptance.run(self._service.Generate(GenerateRequest(request=each, outlook_every_s=_outlook_every_s(call)), to))
                     for each, to in zip(call.requests, choices, strict=True)
                 ]
             )
@@ -122,7 +143,7 @@ class Completions:
         await stream.open(call.resume.created)
         await _side_by_side(
             [
-                self._service.Stream(StreamRequest(request_id=request_id, offset=offset), to)
+                self._service.Stream(StreamRequest(request_id=request_id, offset=offset, outlook_every_s=_outlook_every_s(call)), to)
                 for request_id, offset, to in zip(call.ids, call.resume.offsets, choices, strict=True)
             ]
         )
@@ -150,6 +171,10 @@ class UnaryContext:
 
     async def write(self, message: object) -> None:
         raise AssertionError("the call streams nothing")
+
+
+def _outlook_every_s(call: Call) -> float:
+    return max(OUTLOOK_EVERY_MIN_S, call.keep_alive_s) if call.positions else 0.0
 
 
 async def _side_by_side(calls: Sequence[Awaitable[None]]) -> None:

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 from aiohttp import web
 
 from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
+from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import RequestState, Usage
 from qlm_core.vocabulary.errors import QlmError
-from qlm_gateway.front.http.answers import ChunkForm, TextOf, created_of, finish_reason, logprobs_of, usage_of
+from qlm_gateway.front.http.answers import ChunkForm, TextOf, created_of, finish_reason, logprobs_of, outlook_comment, usage_of
 from qlm_gateway.front.http.calls import Call, EventId
 from qlm_gateway.front.http.errors import ended_error, error_body
 from qlm_gateway.front.http.joint_acceptance import JointAcceptance
 from qlm_gateway.front.http.tools import Delta, ToolReader
 
 ESTIMATED_WAIT = "x-qlm-estimated-wait-seconds"
+POSITION = "x-qlm-position"
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
 def answer_headers(call: Call, accepted: Sequence[Accepted]) -> dict[str, str]:
     """Headers of the answer to a call whose requests were accepted, with the longest wait of its choices."""
-    waits = [each.prediction.wait_p50_s for each in accepted if each.HasField("prediction")]
-    return {"x-request-id": call.request_id, **({ESTIMATED_WAIT: f"{max(waits):.3f}"} if waits else {})}
+    found = [each.prediction for each in accepted if each.HasField("prediction")]
+    return {"x-request-id": call.request_id, **(wait_headers(max(found, key=lambda each: each.wait_p50_s)) if found else {})}
+
+
+def wait_headers(prediction: Prediction) -> dict[str, str]:
+    return {ESTIMATED_WAIT: f"{prediction.wait_p50_s:.3f}", POSITION: f"{prediction.requests_ahead}"}
 
 
 class EventStream:
@@ -40,7 +45,7 @@ class EventStream:
         self._response = web.StreamResponse()
         self._offsets = [0] * len(call.requests) if call.resume is None else list(call.resume.offsets)
         self._id_head = ""
-        self._quiet = False
+        self._silent_s = 0.0
         self.form: ChunkForm
 
     @property
@@ -90,17 +95,20 @@ class EventStream:
         await self._write(b"data: " + error_body(error, chat=self._call.chat) + b"\n\n")
         await self._response.write_eof()
 
-    async def keep_alive(self) -> None:
-        """A comment line where nothing was sent since the last call, unless the reader is slow. No blank line follows: after it the
-        official client would read an event without data, once it has seen an id."""
+    def is_silent(self, passed_s: float) -> bool:
+        """Whether it needs a comment now. `passed_s`: since the call before."""
+        self._silent_s += passed_s
+        return self._silent_s > self._call.keep_alive_s
+
+    async def comment(self, text: str) -> None:
+        """A comment line, unless the reader is slow. No blank line follows: after it the official client would read an event without data,
+        once it has seen an id."""
         transport = self._http.transport
-        if self._quiet and self.is_open and transport is not None and not transport.get_write_buffer_size():
-            with suppress(ConnectionError):
-                await self._response.write(b": keep-alive\n")
-        self._quiet = True
+        if self.is_open and transport is not None and not transport.get_write_buffer_size():
+            await self._write(f": {text}\n".encode())
 
     async def _write(self, data: bytes) -> None:
-        self._quiet = False
+        self._silent_s = 0.0
         await self._response.write(data)
 
 
@@ -126,6 +134,9 @@ class StreamedChoice:
         if message.HasField("accepted"):
             await self._stream.acceptance.accept(message.accepted)
             await self._stream.open(created_of(self._stream.acceptance.accepted[0]))
+            return
+        if message.HasField("outlook"):
+            await self._stream.comment(outlook_comment(self._index, message.outlook))
             return
         chunks: list[tuple[str, int]] = []
         if self._role_due:

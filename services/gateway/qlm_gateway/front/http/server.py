@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from qlm.api.v1.gateway_pb2 import CancelRequest, ListModelsRequest, QueueStatusRequest, ResultRequest
+from qlm.api.v1.gateway_pb2 import ListModelsRequest, QueueStatusRequest, ResultRequest
 from qlm.api.v1.request_pb2 import RequestState, Result
 from qlm_core.vocabulary.errors import ConfigError, NotFound, QlmError
 from qlm_gateway.front.callers import Callers
@@ -27,8 +27,8 @@ from qlm_gateway.front.http.batch_routes import BatchRoutes
 from qlm_gateway.front.http.bodies import B, Body, ChatBody, CompletionBody, read_body
 from qlm_gateway.front.http.calls import read_call
 from qlm_gateway.front.http.completions import Completions, UnaryContext, metadata_of
-from qlm_gateway.front.http.errors import HttpError
-from qlm_gateway.front.http.event_stream import ESTIMATED_WAIT
+from qlm_gateway.front.http.errors import NO_NAMES, HttpError
+from qlm_gateway.front.http.event_stream import wait_headers
 from qlm_gateway.front.http.page import PAGE_PATH, PageRoutes
 from qlm_gateway.front.http.responses import error_response, json_response, logged_error
 from qlm_gateway.front.http.responses_api.routes import ResponseRoutes
@@ -38,6 +38,8 @@ from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.text.model_text import ApproximateText, ModelText
 from qlm_process.settings import SecuritySettings, is_loopback
 
+KEEP_ALIVE_TICK_S = 1.0
+"""Between two checks of streams for silence."""
 STOP_GRACE_S = 0.5
 """For answers in progress, once the gateway has drained."""
 BACKLOG = 1_024
@@ -107,7 +109,7 @@ class HttpFront:
             web.get("/v1/models", self._models),
             web.get("/v1/models/{model:.+}", self._model),
             web.get("/v1/requests/{id}", self._request),
-            web.delete("/v1/requests/{id}", self._cancel),
+            web.delete("/v1/requests/{id}", self._delete),
             web.get("/health", self._health),
             web.get("/readiness", self._readiness),
             *(() if self._batches is None else self._batches.routes()),
@@ -139,9 +141,10 @@ class HttpFront:
 
     async def run(self) -> None:
         """Keeps streams alive until it is cancelled."""
+        tick_s = min(KEEP_ALIVE_TICK_S, self._settings.keep_alive_s)
         while True:
-            await asyncio.sleep(self._settings.keep_alive_s)
-            await self._completions.keep_alive()
+            await asyncio.sleep(tick_s)
+            await self._completions.keep_alive(tick_s)
 
     async def stop(self) -> None:
         """Takes no more calls and ends those in progress. Safe unstarted and twice."""
@@ -218,14 +221,14 @@ class HttpFront:
         return await self._complete(http, CompletionBody)
 
     async def _complete(self, http: web.Request, cls: type[Body]) -> web.StreamResponse:
-        request_id = ""
+        request_id, names = "", NO_NAMES
         try:
             body = await self._body(http, cls)
             call = read_call(body, http.headers, self._settings, self._new_id(), self._tool_form)
-            request_id = call.request_id
+            request_id, names = call.request_id, call.names
             return await self._completions.answer(http, call)
         except QlmError as error:
-            return error_response(error, chat=cls is ChatBody, request_id=request_id)
+            return error_response(error, chat=cls is ChatBody, request_id=request_id, names=names)
 
     def result_document(self, result: Result, chat: bool) -> Mapping[str, Any]:
         """A result as the API has it, for answers of batches."""
@@ -259,13 +262,13 @@ class HttpFront:
             result = result_document(found, self._text_of(found.model), chat=True)
         headers = {"x-request-id": request_id}
         if status.HasField("prediction"):
-            headers[ESTIMATED_WAIT] = f"{status.prediction.wait_p50_s:.3f}"
+            headers |= wait_headers(status.prediction)
         return json_response(status_document(request_id, status, result), headers=headers)
 
-    async def _cancel(self, http: web.Request) -> web.StreamResponse:
+    async def _delete(self, http: web.Request) -> web.StreamResponse:
         request_id = http.match_info["id"]
-        answer = await self._service.Cancel(CancelRequest(request_id=request_id), _context(http))
-        document = {"id": request_id, "object": "qlm.request", "state": state_name(answer.state)}
+        state = await self._service.erase(request_id, _context(http))
+        document = {"id": request_id, "object": "qlm.request", "state": state_name(state), "deleted": True}
         return json_response(document, headers={"x-request-id": request_id})
 
     async def _health(self, http: web.Request) -> web.StreamResponse:

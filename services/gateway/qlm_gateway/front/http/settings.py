@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from qlm_core.vocabulary.slo_rules import SECONDS_MIN, SLO_S_MAX
+from qlm_core.vocabulary.slo_rules import PRIORITY_MAX, SECONDS_MIN, SLO_S_MAX
 from qlm_process.settings import PORT, Count, Seconds, Section
 
 HttpAddress = Annotated[str, Field(pattern=rf"^$|^.+:{PORT}$")]
@@ -22,6 +22,10 @@ class HttpSettings(Section):
     )
     priority_slo_s: float = Field(20.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: priority`, in seconds.")
     flex_slo_s: float = Field(600.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: flex`, in seconds.")
+    objectives: dict[str, Annotated[int, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]] = Field(
+        default_factory=dict,
+        description="Priorities of objectives of llm-d by name, higher first: N is a strict priority of -N, 0 none.",
+    )
     unknown_fields: Literal["ignore", "refuse"] = Field("ignore", description="Fields of a body that docs/reference/http.md does not name.")
     cancel_on_disconnect: bool = Field(
         False, description="A client that leaves before its answer, unless it is streamed, cancels its request. Default: it goes on."

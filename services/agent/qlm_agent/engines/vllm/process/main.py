@@ -18,14 +18,15 @@ from typing import NoReturn
 
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.loop import ChildLoop
-from qlm_agent.engines.vllm.process.process_exit import die_with, guard_group
 from qlm_agent.engines.vllm.process.versions import sources_digest
 from qlm_agent.engines.vllm.runner.port import LoadPlan, Runner
+from qlm_process.die_with_parent import on_parents_death
 
 REAP_S = 0.2
 """How often ended children are reaped."""
 
-FORK = b"F"
+KEPT_DESCRIPTORS = 3
+"""Standard input, output and error."""
 
 
 def hello() -> Frame:
@@ -113,6 +114,32 @@ def reap(control: socket.socket) -> None:
         if not pid:
             return
         control.sendall(Frame({"t": "exit", "pid": pid, "code": os.waitstatus_to_exitcode(status)}).encoded())
+
+
+# The end of processes --------------------------------------------------------------------------------------------------
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process with its parent; at once if the parent has changed."""
+    on_parents_death(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def guard_group() -> None:
+    """Makes this process the leader of a group, and starts a small process that kills the group when this one ends, in any way: vLLM's own
+    processes do not notice that they are orphans. Call it from the main thread, before there are others."""
+    leader = os.getpid()
+    os.setpgid(0, 0)
+    if os.fork():
+        return
+    os.closerange(KEPT_DESCRIPTORS, os.sysconf("SC_OPEN_MAX"))  # above all the socket, whose end the agent awaits
+    signal.signal(signal.SIGTERM, lambda number, frame: os.killpg(leader, signal.SIGKILL))
+    on_parents_death(signal.SIGTERM)
+    if os.getppid() != leader:
+        os.killpg(leader, signal.SIGKILL)
+    while True:
+        signal.pause()
 
 
 def main(argv: Sequence[str]) -> int:

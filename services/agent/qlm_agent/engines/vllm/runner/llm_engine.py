@@ -7,7 +7,7 @@ under way when nothing is left to schedule.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from qlm_agent.delivery.logprobs import likeliest, record
 from qlm_agent.engines.port import FailureKind, FinishReason, TextPrompt
 from qlm_agent.engines.vllm.runner.port import LoadPlan, RunnerStats, RunOutput, RunPlan, VllmProcessEnded
 from qlm_agent.engines.vllm.runner.prompts import ModelText
-from qlm_agent.engines.vllm.runner.sampling import vllm_arguments
-from qlm_agent.engines.vllm.runner.sleeping import EXTENSION, SleepingModel, WorkerProbe
+from qlm_agent.engines.vllm.runner.sleeping import EXTENSION, SleepingModel
 from qlm_core.vocabulary.chat import ChatPrompt
 
 
@@ -73,15 +72,28 @@ def offloading_config(host_kv_bytes: int) -> dict[str, Any]:
     }
 
 
-def sampling_params(sampling: dict[str, Any], output_tokens: int, defaults: dict[str, Any], policy: dict[str, Any]) -> Any:
+MODEL_DEFAULTS = ("temperature", "top_p", "repetition_penalty")
+"""Parameters that a request may leave to the model's generation_config.json."""
+
+
+def vllm_arguments(sampling: Mapping[str, Any], output_tokens: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of vllm.SamplingParams. `sampling`: as RunPlan has it; `defaults`: the model's own. Without stop strings, which
+    `runs` matches; `structured_outputs` are arguments of vllm's StructuredOutputsParams."""
+    arguments: dict[str, Any] = {name: defaults[name] for name in MODEL_DEFAULTS if name in defaults}
+    arguments |= {name: value for name, value in sampling.items() if name not in ("stop", "json_schema", "regex")}
+    if structured := {name: sampling[key] for name, key in (("json", "json_schema"), ("regex", "regex")) if sampling.get(key)}:
+        arguments["structured_outputs"] = structured
+    return {**arguments, "max_tokens": output_tokens, "detokenize": False}
+
+
+def sampling_params(sampling: Mapping[str, Any], output_tokens: int, defaults: Mapping[str, Any], policy: dict[str, Any]) -> Any:
     """vllm.SamplingParams of a run. Raises ValueError."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     arguments = vllm_arguments(sampling, output_tokens, defaults)
-    structured = arguments.pop("structured_outputs", None)
-    if structured is not None:
-        arguments["structured_outputs"] = StructuredOutputsParams(**structured)
+    if "structured_outputs" in arguments:
+        arguments["structured_outputs"] = StructuredOutputsParams(**arguments["structured_outputs"])
     return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA, extra_args={"qlm": policy})
 
 
@@ -110,7 +122,7 @@ class LlmEngineRunner:
         self._pauses = {True: PauseState.PAUSED_ALL, False: PauseState.UNPAUSED}
         self._kv_bytes_per_token = plan.kv_bytes_per_token
         self._weights = plan.weights
-        self._sleeping = SleepingModel(self._engine, WorkerProbe(self._engine), expected_bytes=plan.device_bytes)
+        self._sleeping = SleepingModel(self._engine, expected_bytes=plan.device_bytes)
 
     @property
     def busy(self) -> bool:

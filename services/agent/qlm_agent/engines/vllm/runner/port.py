@@ -53,7 +53,7 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """One run: the prompt's tokens, tokens of earlier attempts, and sampling parameters by the names of
+    """One run: the prompt's tokens, tokens of earlier attempts, and sampling parameters that are not the defaults, by the names of
     `qlm_agent.engines.port.Sampling`."""
 
     run_id: str

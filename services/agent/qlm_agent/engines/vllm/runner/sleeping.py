@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 FREED_SHARE = 0.9
 """Share of the memory of weights and KV that a sleep must free: the rest is rounding of the allocator that it cannot return."""
@@ -43,29 +43,6 @@ class DeviceMemory:
     held_bytes: int
 
 
-class DeviceProbe(Protocol):
-    """The devices of an engine."""
-
-    def read(self) -> Sequence[DeviceMemory]:
-        """The memory of each device, in a fixed order."""
-
-    def give_back(self) -> None:
-        """Frees pinned host memory that is not in use."""
-
-
-class WorkerProbe:
-    """Reads each worker's own device: with tensor parallelism all of them, and no process that computes nothing opens a device."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def read(self) -> Sequence[DeviceMemory]:
-        return [DeviceMemory(int(free), int(held)) for free, held in self._engine.collective_rpc("qlm_memory")]
-
-    def give_back(self) -> None:
-        self._engine.collective_rpc("qlm_give_back")
-
-
 class WorkerMemory:
     """Calls to vLLM's workers by `collective_rpc`. Its names must be ours alone; answers are plain lists, since they may cross a socket."""
 
@@ -89,19 +66,18 @@ class WorkerMemory:
 
 
 class SleepingModel:
-    """`engine`: vllm's, with `sleep`, `wake_up` and `collective_rpc`. `expected_bytes`: of weights (their files) and KV on each device."""
+    """`engine`: vllm's, with `sleep`, `wake_up` and `collective_rpc`. `expected_bytes`: of weights (their files) and KV on each device.
+    Each worker reads its own: with tensor parallelism all of them, and no process that computes nothing opens a device."""
 
     def __init__(
         self,
         engine: Any,
-        probe: DeviceProbe,
         *,
         expected_bytes: int,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._engine = engine
-        self._probe = probe
         self._expected_bytes = expected_bytes
         self._clock = clock
         self._wait = wait
@@ -112,7 +88,7 @@ class SleepingModel:
         that sleeps stays unchanged."""
         if self._freed:
             raise SleepFailed("it sleeps already, and vLLM takes a sleeping engine no deeper")
-        before = self._probe.read()
+        before = self._read()
         known = min(each.held_bytes for each in before)
         if known < LEAST_SHARE * self._expected_bytes:
             raise SleepFailed(f"vLLM would free {known:,} bytes of about {self._expected_bytes:,} by sleeping: weights or KV are elsewhere")
@@ -129,7 +105,7 @@ class SleepingModel:
 
     def wake(self, level: int, weights: str) -> None:
         """Wakes the engine; after level 2 the weights are read again. Raises SleepFailed, and vLLM's errors."""
-        before = self._probe.read()
+        before = self._read()
         for number, (device, freed) in enumerate(zip(before, self._freed, strict=True)):
             if device.free_bytes < FREED_SHARE * freed:
                 raise SleepFailed(
@@ -143,7 +119,7 @@ class SleepingModel:
             self._engine.wake_up()
         if self._engine.is_sleeping():
             raise SleepFailed("the engine says that it sleeps after it was woken")
-        for number, (was, now, freed) in enumerate(zip(before, self._probe.read(), self._freed, strict=True)):
+        for number, (was, now, freed) in enumerate(zip(before, self._read(), self._freed, strict=True)):
             taken = was.free_bytes - now.free_bytes
             if taken < FREED_SHARE * freed:
                 raise SleepFailed(f"waking took {taken:,} bytes of {freed:,} on device {number}: weights or KV are not there")
@@ -151,13 +127,17 @@ class SleepingModel:
 
     def give_back(self) -> None:
         """Frees host memory that a wake left with the process."""
-        self._probe.give_back()
+        self._engine.collective_rpc("qlm_give_back")
+
+    def _read(self) -> Sequence[DeviceMemory]:
+        """The memory of each device, in a fixed order."""
+        return [DeviceMemory(int(free), int(held)) for free, held in self._engine.collective_rpc("qlm_memory")]
 
     def _freed_since(self, before: Sequence[DeviceMemory], wanted: Sequence[int]) -> Sequence[int]:
         """The bytes freed on each device, once they suffice or the time is over."""
         deadline_s = self._clock() + SETTLE_S
         while True:
-            freed = [now.free_bytes - was.free_bytes for was, now in zip(before, self._probe.read(), strict=True)]
+            freed = [now.free_bytes - was.free_bytes for was, now in zip(before, self._read(), strict=True)]
             if all(got >= least for got, least in zip(freed, wanted, strict=True)) or self._clock() >= deadline_s:
                 return freed
             self._wait(POLL_S)

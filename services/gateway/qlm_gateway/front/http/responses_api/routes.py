@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from qlm.api.v1.gateway_pb2 import QueueStatusRequest, ResultRequest
+from qlm.api.v1.gateway_pb2 import CancelRequest, QueueStatusRequest, ResultRequest
 from qlm.api.v1.request_pb2 import RequestState, Usage
 from qlm_core.vocabulary.errors import QlmError, invalid_field
 from qlm_gateway.front.http.answers import TextOf, created_of, result_document, state_name, usage_of
@@ -39,19 +39,24 @@ class ResponseRoutes:
         self._read, self._text_of, self._new_id = read, text_of, new_id
 
     def routes(self) -> Sequence[web.RouteDef]:
-        return web.post("/v1/responses", self._create), web.get("/v1/responses/{id}", self._retrieve)
+        return (
+            web.post("/v1/responses", self._create),
+            web.get("/v1/responses/{id}", self._retrieve),
+            web.delete("/v1/responses/{id}", self._delete),
+            web.post("/v1/responses/{id}/cancel", self._cancel),
+        )
 
     async def _create(self, http: web.Request) -> web.StreamResponse:
-        request_id = ""
+        request_id, names = "", PARAMETERS
         try:
             asked = await self._read(http, ResponsesBody)
             call = read_call(asked.chat(), http.headers, self._settings, self._new_id())
-            request_id = call.request_id
+            request_id, names = call.request_id, {**PARAMETERS, **call.names}
             if call.resume is not None:
                 raise invalid_field(LAST_EVENT_ID, "absent: streams of responses have no ids")
             return await self._answer(http, call, asked)
         except QlmError as error:
-            return error_response(error, chat=True, request_id=request_id, names=PARAMETERS)
+            return error_response(error, chat=True, request_id=request_id, names=names)
 
     async def _answer(self, http: web.Request, call: Call, asked: ResponsesBody) -> web.StreamResponse:
         if call.enqueue or asked.background:
@@ -71,6 +76,14 @@ class ResponseRoutes:
             return json_response(of_completion(result_document(found, self._text_of(found.model), chat=True), None))
         now = STATUS.get(state_name(status.state), "failed")
         return json_response(response_document(request_id, int(status.accepted_s), status.model, now, error=status.error.message))
+
+    async def _cancel(self, http: web.Request) -> web.StreamResponse:
+        await self._service.Cancel(CancelRequest(request_id=http.match_info["id"]), UnaryContext(metadata_of(http)))
+        return await self._retrieve(http)
+
+    async def _delete(self, http: web.Request) -> web.StreamResponse:
+        await self._service.erase(http.match_info["id"], UnaryContext(metadata_of(http)))
+        return json_response({"id": http.match_info["id"], "object": "response", "deleted": True})
 
 
 class ResponseStream(EventStream):

@@ -1,4 +1,4 @@
-"""The whole state of a queue on a server as a `QueueDump`, read key by key. For tests: neither atomic nor bounded."""
+"""The whole state of a queue on a server as a `QueueDump`, read key by key: neither atomic nor bounded."""
 
 from __future__ import annotations
 
@@ -7,27 +7,22 @@ from typing import Any
 
 from qlm.api.v1.request_pb2 import Request
 from qlm_core.vocabulary.request import RequestState
-from qlm_queue.dump import (
-    GroupDump,
-    InstanceDump,
-    QueueDump,
-    RequestDump,
-    TerminalDump,
-    VirtualQueueDump,
-)
 from qlm_queue.keys import Keys, unescape
 from qlm_queue.overview import Overview
 from qlm_queue.redis import answers
 from qlm_queue.redis.answers import DIGEST_BYTES, fixed_fields, state_fields
 from qlm_queue.redis.link import RedisLink
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, ControlEntry, ControlKind
+from queue_dump import GroupDump, InstanceDump, QueueDump, RequestDump, TerminalDump, VirtualQueueDump
 
 _PENDING_MAX = 1_000_000
 _READS_AT_ONCE = 1_000
 
 
-async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDump:
+async def dump_redis(queue: RedisQueue) -> QueueDump:
     """Raises ValueError for a key that `keys.py` does not name: nothing may be kept in the dark."""
+    link, keys, overview = queue._link, queue._keys, await queue.overview()
     reader = _Reader(link, keys)
     await reader.read()
     requests = reader.requests()
@@ -165,16 +160,8 @@ class _Reader:
         return tuple(
             [
                 GroupDump(
-                    group_id=record.group_id,
                     members=tuple(queue_id.decode() for queue_id in members.get(record.group_id, ())),
-                    live=record.live,
-                    instance=record.instance,
-                    last_instance=record.last_instance,
-                    waiting_prompt_tokens=record.waiting_prompt_tokens,
-                    first_deadline_s=record.first_deadline_s,
-                    last_deadline_s=record.last_deadline_s,
-                    meta=record.meta,
-                    slo_least_s=record.slo_least_s,
+                    **{name: getattr(record, name) for name in GroupDump.__slots__ if name != "members"},
                 )
                 for record in overview.groups.values()
             ]
@@ -187,6 +174,8 @@ class _Reader:
     def terminals(self) -> tuple[TerminalDump, ...]:
         found = []
         for rest, stored in self.found("result").items():
+            if stored == b"erased":
+                continue
             attempt, _, queue_id, length, rest_of_it = stored[17:].split(b" ", 4)
             found.append(
                 TerminalDump(

@@ -1,4 +1,5 @@
-"""`QueueDump`: the whole logical state of one queue, for tests. Both implementations make it, and the conformance suite compares them.
+"""`QueueDump`: the whole logical state of one queue, made of either implementation (`queue_dump_memory`, `queue_dump_redis`): the
+conformance suite compares them.
 
 A dump holds what is stored, as it is stored: queue ids as they are, protobuf messages as bytes. `canonical` then replaces queue ids by
 acceptance numbers, takes the times out and gives plain dicts, so that two dumps of equal histories are equal.
@@ -9,7 +10,7 @@ A dump is not atomic and not bounded: take it only while nothing else uses the q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -165,17 +166,7 @@ def canonical(dump: QueueDump, numbers: Mapping[str, int]) -> dict[str, object]:
         "plan_version": dump.plan_version,
         "requests": {number(request.queue_id): _request(request) for request in dump.requests},
         "groups": {
-            group.group_id: {
-                "members": [number(queue_id) for queue_id in group.members],
-                "live": group.live,
-                "instance": group.instance,
-                "last_instance": group.last_instance,
-                "waiting_prompt_tokens": group.waiting_prompt_tokens,
-                "first_deadline_s": group.first_deadline_s,
-                "last_deadline_s": group.last_deadline_s,
-                "slo_least_s": group.slo_least_s,
-                "meta": dict(sorted(group.meta.items())),
-            }
+            group.group_id: {**asdict(group), "members": list(map(number, group.members)), "meta": dict(sorted(group.meta.items()))}
             for group in dump.groups
         },
         "virtual_queues": {queue.instance: (queue.version, list(queue.group_ids)) for queue in dump.virtual_queues},
