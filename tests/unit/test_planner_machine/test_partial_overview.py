@@ -83,7 +83,7 @@ def picture(board: Board) -> object:
     return (groups, {name: sorted(queue) for name, queue in board.queues.items()}, sorted(board.newest))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(60))
 async def test_with_all_events_read_it_is_as_a_look_at_all_groups(seed: int) -> None:
     """The board knows the queue up to some event; a look is taken, more happens and is read."""
     chance = random.Random(seed)
