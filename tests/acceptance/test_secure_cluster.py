@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import Result
 from google.protobuf.message_factory import GetMessageClass
 
 import qlm
@@ -20,7 +18,7 @@ from qlm.api.v1 import agent_pb2, estimator_pb2, planner_pb2
 from qlm.wire_errors import from_rpc_error
 from qlm_process.identity.guard import OF_SERVICES
 from qlm_process.identity.keys import Role
-from running_cluster import RunningCluster, wait_until
+from running_cluster import RunningCluster, qlm_command, wait_until
 
 pytestmark = pytest.mark.xdist_group("secure")
 
@@ -36,18 +34,9 @@ class Secure:
     keys: dict[Role, str]
     key_file: Path
 
-    def command(self, *arguments: str, role: Role | None) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, role: Role | None) -> Result:
         own = {} if role is None else {"QLM_API_KEY": self.keys[role]}
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("QLM_")}
-        tls = {f"QLM_{name.upper()}": value for name, value in self.tls.items()}
-        return subprocess.run(
-            [sys.executable, "-m", "qlm_cli", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            env={**environment, **own, **tls},
-            check=False,
-        )
+        return qlm_command(*arguments, environment={f"QLM_{name.upper()}": value for name, value in self.tls.items()} | own)
 
     def reason(self, address: str, method: str, request: bytes, role: Role | None) -> str:
         return reason_of(qlm.Credentials(api_key="" if role is None else self.keys[role], **self.tls), address, method, request)
@@ -85,15 +74,15 @@ def test_commands_are_answered_by_their_keys(secure: Secure) -> None:
     address = ("--address", secure.cluster.address)
     submit = ("submit", "--model", "mistral-7b", "--max-tokens", "4", *address, "Why?")
     done = secure.command(*submit, role=Role.CLIENT)
-    assert done.returncode == 0, done
+    assert done.exit_code == 0, done
     for role, reason in ((None, "UNAUTHENTICATED"), (Role.SERVICE, "PERMISSION_DENIED")):
         refused = secure.command(*submit, role=role)
-        assert (refused.returncode, reason in refused.stderr) == (1, True), refused
-    assert secure.command("health", secure.cluster.address, role=None).returncode == 0
-    assert secure.command("pause", "mistral-7b", *address, role=Role.CLIENT).returncode == 1
+        assert (refused.exit_code, reason in refused.stderr) == (1, True), refused
+    assert secure.command("health", secure.cluster.address, role=None).exit_code == 0
+    assert secure.command("pause", "mistral-7b", *address, role=Role.CLIENT).exit_code == 1
     for command in (("pause", "mistral-7b"), ("resume", "mistral-7b"), ("status",), ("profiles",)):
         done = secure.command(*command, *address, role=Role.OPERATOR)
-        assert done.returncode == 0, done
+        assert done.exit_code == 0, done
     done = secure.command("top", "--once", "--json", *address, role=Role.OPERATOR)
     view = json.loads(done.stdout)
     assert [part["problem"] for part in view["parts"]] == [""] * 3, view["parts"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import openai
 import yaml
 
 from qlm_cli.profiles.exchange import read_profiles
+from running_cluster import qlm_command
 from running_serve import PATIENCE_S, serve
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL, text_prompt
@@ -106,7 +105,6 @@ def test_a_batch_outlives_its_gateway(tmp_path: Path) -> None:
 
 def test_no_server_is_an_error_with_its_reason(tmp_path: Path) -> None:
     for url, reason in (("http://127.0.0.1:1", "127.0.0.1:1"), ("gpu-1:8000", "http://")):
-        command = [sys.executable, "-m", "qlm_cli", "serve", url, "--state-dir", str(tmp_path / "state")]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-        assert ended.returncode == 2
+        ended = qlm_command("serve", url, "--state-dir", str(tmp_path / "state"))
+        assert ended.exit_code == 2
         assert reason in ended.stderr, ended.stderr

@@ -100,9 +100,10 @@ def test_work_of_a_sick_server_goes_elsewhere(site: Site) -> None:
     assert {result.state for result in all_ended(site.client, "r")} == {qlm.RequestState.COMPLETED}
 
 
-def test_who_kills_the_engine_fails_and_nobody_else(tmp_path: Path) -> None:
-    """One server, which all run on."""
-    server, ended = RunningTextServer().start(), threading.Event()
+def test_who_kills_the_engine_fails_and_nobody_else(site: Site) -> None:
+    """All run on one server; the other one is sick."""
+    server, ended = site.servers[1], threading.Event()
+    told(site.servers[0], 500)
 
     def keep_running() -> None:
         """As a supervisor of the server does."""
@@ -112,18 +113,15 @@ def test_who_kills_the_engine_fails_and_nobody_else(tmp_path: Path) -> None:
                 server.start()
 
     supervisor = threading.Thread(target=keep_running)
+    supervisor.start()
     try:
-        with cluster_of(tmp_path, server) as cluster, qlm.Client(cluster.address) as client:
-            supervisor.start()
-            for number in range(REQUESTS):
-                bad = number in POISONS
-                prompt = text_prompt(number, 10, 300)
-                client.submit("m", f"{POISON} {prompt}" if bad else prompt, request_id=f"p{number}", slo_s=3600, max_tokens=400)
-            found = all_ended(client, "p")
+        for number in range(REQUESTS):
+            bad = number in POISONS
+            prompt = text_prompt(number, 10, 300)
+            site.client.submit("m", f"{POISON} {prompt}" if bad else prompt, request_id=f"p{number}", slo_s=3600, max_tokens=400)
+        found = all_ended(site.client, "p")
     finally:
         ended.set()
-        if supervisor.is_alive():
-            supervisor.join()
-        server.kill()
+        supervisor.join()
     assert {number for number, result in enumerate(found) if result.state is not qlm.RequestState.COMPLETED} == POISONS
     assert {result.error_reason for result in found} == {"", "ATTEMPTS_EXHAUSTED"}

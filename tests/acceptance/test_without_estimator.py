@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 import qlm
-from running_cluster import RunningCluster, gone, wait_until
+from running_cluster import RunningCluster, gone, qlm_command, wait_until
 
 MODEL = "mistral-7b"
 PATIENCE_S = 60.0
@@ -51,11 +49,8 @@ def test_gateway_planner_and_agents_go_on_with_the_last_profiles(cluster: Runnin
                 result = client.result(f"after{number}", wait_s=PATIENCE_S)
                 assert result is not None
                 assert result.state is qlm.RequestState.COMPLETED
-            shown = subprocess.run(
-                [sys.executable, "-m", "qlm_cli", "status", "after0", "--address", cluster.address],
-                capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
-            )  # fmt: skip
-            assert shown.returncode == 0, shown.stderr
+            shown = qlm_command("status", "after0", "--address", cluster.address)
+            assert shown.exit_code == 0, shown.stderr
             assert "completed" in shown.stdout
         finally:
             cluster.send(signal.SIGCONT)

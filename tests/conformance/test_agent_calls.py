@@ -14,7 +14,7 @@ from qlm_core.vocabulary.request import RequestState
 from qlm_queue.values import BATCH_MAX, ControlKind, Emission, RequeueCause, StepStatus
 
 from .mirror import live
-from .scenario import CANCELLED, FAILURE, ROOMY, Scenario, completion, emission, frames, key_of, owned, pieces, placement, result_of, tokens
+from .scenario import CANCELLED, FAILURE, ROOMY, Scenario, completion, emission, frames, key_of, owned, pieces, result_of, tokens
 
 DONE, STALE, GAP, ENDED = StepStatus.DONE, StepStatus.STALE, StepStatus.GAP, StepStatus.ENDED
 COUNTED = (RequeueCause.FAILED, RequeueCause.SUSPECTED)
@@ -262,12 +262,6 @@ async def test_a_drained_group_is_opened_again_before_or_behind_the_head(scene: 
     assert live(await scene.mirror("find", key_of("r1"))).failed_attempts == 0
 
 
-async def test_an_evicted_group_alone_on_its_queue_is_its_head(scene: Scenario) -> None:
-    pulled = await scene.run("r1")
-    await scene.mirror("requeue", scene.incarnation, [owned(pulled["r1"])], RequeueCause.EVICTED, FAILURE)
-    assert await scene.queue_of() == ["g"]
-
-
 async def test_the_last_failed_attempt_ends_a_request(scene: Scenario) -> None:
     await scene.queue_up("g", "r1")
     for attempt in (1, 2, 3):
@@ -388,10 +382,3 @@ async def test_control_is_read_after_an_entry(scene: Scenario) -> None:
     assert await mirror("read_control", "a", later[-1].entry_id, 0) == []
     assert await mirror("read_control", "a", "$", 0) == []
     assert await mirror("read_control", "b", "0", 0) == []
-
-
-async def test_place_in_two_groups_and_pull_in_the_planned_order(scene: Scenario) -> None:
-    await scene.accept("r1", "r2")
-    groups = [placement("late"), placement("soon", before="late")]
-    await scene.mirror("place", scene.planner, groups, [scene.wanted("r1", "late"), scene.wanted("r2", "soon")])
-    assert list(await scene.pull()) == ["r2", "r1"]

@@ -25,7 +25,7 @@ from .conftest import Servers
 from .invariants import check_bytes
 from .scenario import CANCELLED, acceptance, key_of
 
-MEMORY_SEEDS = int(os.environ.get("QLM_DAMAGE_SEEDS", "100"))
+MEMORY_SEEDS = int(os.environ.get("QLM_DAMAGE_SEEDS", "50"))
 SERVER_SEEDS = int(os.environ.get("QLM_DAMAGE_SERVER_SEEDS", "20"))
 PAGE = 25
 ENDS_OF_DAMAGED = (RequestState.FAILED, RequestState.EXPIRED, None)

@@ -65,13 +65,6 @@ async def test_an_id_with_another_body_is_refused_while_the_window_lasts(scene: 
     assert (new.acceptance_number, new.duplicate) == (2, False)
 
 
-async def test_the_same_id_of_another_tenant_is_another_request(mirror: Mirror) -> None:
-    first = await mirror("accept", acceptance(key_of("r1", "one")))
-    second = await mirror("accept", acceptance(key_of("r1", "two")))
-    assert first.queue_id != second.queue_id
-    assert not second.duplicate
-
-
 @pytest.mark.parametrize(
     ("bounds", "bound"),
     [(Bounds(queue_max=2), "queue"), (Bounds(tenant_max=2), "tenant"), (Bounds(class_max=2), "class")],

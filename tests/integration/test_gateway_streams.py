@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -13,7 +12,7 @@ import qlm
 from qlm.errors import NotFound, OffsetOutOfRange, RequestEnded, RequestIdConflict, Unavailable
 from qlm.values import RequestState
 
-from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_logprobs, expected_tokens, open_rig, piece_of, until
+from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_logprobs, expected_tokens, piece_of, until
 
 PROMPT = [5, 6, 7]
 
@@ -166,38 +165,6 @@ async def test_several_readers_of_one_request(rig: Rig) -> None:
         assert list(result.token_ids) == whole
 
 
-async def test_a_gateway_is_killed_mid_stream(rig: Rig) -> None:
-    one, two = await rig.gateway(), await rig.gateway()
-    rig.serve()
-    async with qlm.AsyncClient([one.address, two.address]) as client:
-        streams = [client.generate(MODEL, [index + 1], max_tokens=150) for index in range(20)]
-        tasks = [asyncio.create_task(collect(stream)) for stream in streams]
-        await until(lambda: all(stream.offset > 5 for stream in streams), "all streams under way")
-        await one.kill()
-        answers = await asyncio.gather(*tasks)
-    assert answers == [expected_tokens([index + 1], 150) for index in range(20)]
-
-
-async def test_a_draining_gateway_hands_its_streams_over(rig: Rig) -> None:
-    one, two = await rig.gateway(), await rig.gateway()
-    async with qlm.AsyncClient([one.address, two.address]) as client, qlm.AsyncClient(one.address, reconnect_attempts_max=0) as only:
-        stream = client.generate(MODEL, PROMPT, max_tokens=10)
-        await stream.wait_accepted()
-        await rig.agent.start_all()
-        await rig.agent.step(3)
-        first = await anext(stream)
-        one.start_drain()
-        await until(lambda: one.gateway._hub.draining, "the drain")
-        with pytest.raises(Unavailable) as refused:
-            await only.submit(MODEL, PROMPT)
-        assert refused.value.reason == "DRAINING"
-        assert refused.value.retry_after_s is not None
-        rest = asyncio.create_task(collect(stream))
-        await one.stop()
-        await rig.agent.step(7)
-        assert list(first.token_ids) + await rest == expected_tokens(PROMPT, 10)
-
-
 async def test_a_draining_gateway_is_not_ready_takes_nothing_and_lets_streams_finish(rig: Rig) -> None:
     gateway = await rig.gateway(drain_grace_s=PATIENCE_S)
     async with qlm.AsyncClient(gateway.address, reconnect_attempts_max=0) as client, grpc.aio.insecure_channel(gateway.address) as channel:
@@ -240,24 +207,6 @@ async def test_the_server_restarts_mid_stream(rig: Rig) -> None:
         assert await task == expected_tokens(PROMPT, 200)
 
 
-async def test_cancel_ends_the_stream_of_a_running_request(rig: Rig) -> None:
-    gateway = await rig.gateway()
-    async with qlm.AsyncClient(gateway.address) as client:
-        stream = client.generate(MODEL, PROMPT, max_tokens=10, request_id="r")
-        await stream.wait_accepted()
-        await rig.agent.start_all()
-        await rig.agent.step(4)
-        tokens = list((await anext(stream)).token_ids)
-        assert await client.cancel("r") is RequestState.CANCELLED
-        with pytest.raises(RequestEnded) as ended:
-            tokens += await collect(stream)
-        assert ended.value.reason == "CANCELLED"
-        assert tokens == expected_tokens(PROMPT, 4)
-        assert stream.result is not None
-        assert stream.result.state is RequestState.CANCELLED
-        assert await client.cancel("r") is RequestState.CANCELLED
-
-
 async def test_expiry_without_a_planner(rig: Rig) -> None:
     gateway = await rig.gateway()
     async with qlm.AsyncClient(gateway.address) as client:
@@ -278,17 +227,6 @@ async def test_unknown_requests_and_offsets(rig: Rig) -> None:
         with pytest.raises(OffsetOutOfRange) as beyond:
             await collect(client.stream("r", offset=3))
         assert beyond.value.details == {"offset": "3", "produced": "0"}
-
-
-async def test_a_slow_reader_loses_nothing(rig: Rig) -> None:
-    gateway = await rig.gateway(stream_buffer_tokens_max=8)
-    async with qlm.AsyncClient(gateway.address) as client:
-        stream = client.generate(MODEL, PROMPT, max_tokens=3000)
-        await stream.wait_accepted()
-        await rig.agent.start_all()
-        for _ in range(150):
-            await rig.agent.step(20)
-        assert await collect(stream) == expected_tokens(PROMPT, 3000)
 
 
 async def test_status_and_models(rig: Rig) -> None:
@@ -328,35 +266,3 @@ async def test_status_and_models(rig: Rig) -> None:
         assert status.request is not None
         assert status.request.state is RequestState.COMPLETED
         assert status.request.output_tokens == 5
-
-
-def test_the_synchronous_client(tmp_path: Path) -> None:
-    async def serve(ready: asyncio.Event, done: asyncio.Event, where: list[str]) -> None:
-        async with open_rig(tmp_path) as rig:
-            where.append((await rig.gateway()).address)
-            rig.serve()
-            ready.set()
-            await done.wait()
-
-    async def main() -> None:
-        ready, done, where = asyncio.Event(), asyncio.Event(), list[str]()
-        task = asyncio.create_task(serve(ready, done, where))
-        await ready.wait()
-
-        def use() -> None:
-            with qlm.Client(where[0]) as client:
-                with client.generate(MODEL, PROMPT, max_tokens=12, request_id="s") as stream:
-                    tokens = [token for chunk in stream for token in chunk.token_ids]
-                assert tokens == expected_tokens(PROMPT, 12)
-                assert stream.result is not None
-                result = client.result("s")
-                assert result is not None
-                assert list(result.token_ids) == tokens
-                with pytest.raises(NotFound):
-                    client.cancel("nobody")
-
-        await asyncio.to_thread(use)
-        done.set()
-        await task
-
-    asyncio.run(main())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import aiohttp
 import pytest
 
 from qlm_agent.engines.openai.build import openai_engine
+from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.load_watch import Load, LoadWatch
 from qlm_agent.engines.openai.server import OpenAiServer
 from qlm_agent.engines.openai.settings import OpenAiSettings
@@ -22,11 +23,16 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 KV_TOKENS = 100 * 32
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[RunningTextServer]:
     server = RunningTextServer().start()
     yield server
     server.kill()
+
+
+async def tell(server: RunningTextServer, metrics: str) -> None:
+    async with aiohttp.ClientSession(headers=HEADERS) as session:
+        await session.post(f"{server.url}/metrics", data=metrics)
 
 
 async def say(server: RunningTextServer, *, running: int, waiting: int, kv_usage: float) -> None:
@@ -37,8 +43,36 @@ vllm:num_requests_waiting {waiting}
 vllm:kv_cache_usage_perc {kv_usage}
 vllm:cache_config_info{{block_size="32",num_gpu_blocks="100"}} 1.0
 """
-    async with aiohttp.ClientSession(headers=HEADERS) as session:
-        await session.post(f"{server.url}/metrics", data=metrics)
+    await tell(server, metrics)
+
+
+@pytest.fixture(autouse=True)
+async def _without_metrics(server: RunningTextServer) -> None:
+    """The server has none before a test says some."""
+    await tell(server, "")
+
+
+@pytest.fixture
+async def engine_of(server: RunningTextServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Awaitable[OpenAiEngine]]]:
+    """Starts an engine for model m with these settings; it is stopped after the test."""
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    started: list[OpenAiEngine] = []
+
+    async def start(**settings: object) -> OpenAiEngine:
+        of_server = {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text", "models": {"m": {"remote": MODEL}}}
+        specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
+        started.append(openai_engine(OpenAiSettings.model_validate(of_server | settings), specs, {"m": 10_000}, 32))
+        await started[-1].start()
+        return started[-1]
+
+    yield start
+    for engine in started:
+        await engine.stop()
+
+
+def long_run() -> EngineRequest:
+    prompt = TextPrompt(text=text_prompt(1, 10, 1900))
+    return EngineRequest(run_id="own", model="m", prompt=prompt, prompt_tokens=10, output_tokens_max=1900)
 
 
 @pytest.fixture
@@ -104,68 +138,41 @@ async def test_it_tells_when_what_others_hold_changed(
         assert len(changes) == told
 
 
-async def test_it_is_told_beside_the_output_of_ones_own(server: RunningTextServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERVER_KEY", KEY)
-    settings = {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text", "models": {"m": {"remote": MODEL}}, "poll_s": 0.05}
-    specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
-    engine = openai_engine(OpenAiSettings.model_validate(settings | {"tell_every_s": 0.001}), specs, {"m": 10_000}, 32)
-    await engine.start()
-    try:
-        await say(server, running=5, waiting=0, kv_usage=0.5)
-        await engine.load_model("m", Tier.ACTIVE)
-        await engine.add(
-            EngineRequest(
-                run_id="own", model="m", prompt=TextPrompt(text=text_prompt(1, 10, 1900)), prompt_tokens=10, output_tokens_max=1900
-            )
-        )
-        for running in (4, 9):
-            await say(server, running=running, waiting=0, kv_usage=0.5)
-            async with asyncio.timeout(DEADLINE_S):
-                while await engine.outputs() or engine.stats().others_runs != running - 1:
-                    pass
-            assert engine.stats().active_model == "m"
-    finally:
-        await engine.stop()
-
-
-async def test_the_load_of_others_takes_seats_and_kv(server: RunningTextServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERVER_KEY", KEY)
-    settings = {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text", "models": {"m": {"remote": MODEL}}, "poll_s": 0.05}
-    specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
-    engine = openai_engine(OpenAiSettings.model_validate(settings), specs, {"m": 10_000}, 32)
-    await engine.start()
-    try:
-        await engine.load_model("m", Tier.ACTIVE)
-        assert engine.stats().kv_capacity_tokens == 10_000
-        await engine.add(
-            EngineRequest(
-                run_id="own", model="m", prompt=TextPrompt(text=text_prompt(1, 10, 1900)), prompt_tokens=10, output_tokens_max=1900
-            )
-        )
-        await engine.outputs()
-        await say(server, running=4, waiting=0, kv_usage=0.9)
+async def test_it_is_told_beside_the_output_of_ones_own(
+    server: RunningTextServer, engine_of: Callable[..., Awaitable[OpenAiEngine]]
+) -> None:
+    engine = await engine_of(poll_s=0.05, tell_every_s=0.001)
+    await say(server, running=5, waiting=0, kv_usage=0.5)
+    await engine.load_model("m", Tier.ACTIVE)
+    await engine.add(long_run())
+    for running in (4, 9):
+        await say(server, running=running, waiting=0, kv_usage=0.5)
         async with asyncio.timeout(DEADLINE_S):
-            while engine.stats().running < 4:
-                await asyncio.sleep(0.01)
-        stats = engine.stats()
-        assert (stats.running, stats.waiting, stats.kv_capacity_tokens, stats.others_runs) == (4, 0, KV_TOKENS, 3)
-        assert stats.kv_used_tokens > KV_TOKENS // 10, "only its own run counts"
-    finally:
-        await engine.stop()
+            while await engine.outputs() or engine.stats().others_runs != running - 1:
+                pass
+        assert engine.stats().active_model == "m"
+
+
+async def test_the_load_of_others_takes_seats_and_kv(server: RunningTextServer, engine_of: Callable[..., Awaitable[OpenAiEngine]]) -> None:
+    engine = await engine_of(poll_s=0.05)
+    await engine.load_model("m", Tier.ACTIVE)
+    assert engine.stats().kv_capacity_tokens == 10_000
+    await engine.add(long_run())
+    await engine.outputs()
+    await say(server, running=4, waiting=0, kv_usage=0.9)
+    async with asyncio.timeout(DEADLINE_S):
+        while engine.stats().running < 4:
+            await asyncio.sleep(0.01)
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.kv_capacity_tokens, stats.others_runs) == (4, 0, KV_TOKENS, 3)
+    assert stats.kv_used_tokens > KV_TOKENS // 10, "only its own run counts"
 
 
 @pytest.mark.parametrize(("asked", "capacity"), [(0, KV_TOKENS), (1_000, 1_000)])
 async def test_the_setting_goes_before_what_the_server_says(
-    server: RunningTextServer, monkeypatch: pytest.MonkeyPatch, asked: int, capacity: int
+    server: RunningTextServer, engine_of: Callable[..., Awaitable[OpenAiEngine]], asked: int, capacity: int
 ) -> None:
-    monkeypatch.setenv("SERVER_KEY", KEY)
-    settings = {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text", "models": {"m": {"remote": MODEL}}}
-    specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
-    engine = openai_engine(OpenAiSettings.model_validate(settings | {"kv_capacity_tokens": asked}), specs, {"m": 10_000}, 32)
     await say(server, running=0, waiting=0, kv_usage=0.0)
-    await engine.start()
-    try:
-        await engine.load_model("m", Tier.ACTIVE)
-        assert engine.stats().kv_capacity_tokens == capacity
-    finally:
-        await engine.stop()
+    engine = await engine_of(kv_capacity_tokens=asked)
+    await engine.load_model("m", Tier.ACTIVE)
+    assert engine.stats().kv_capacity_tokens == capacity

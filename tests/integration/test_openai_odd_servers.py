@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -33,6 +33,7 @@ from qlm_core.vocabulary.chat import ChatPrompt
 from qlm_core.vocabulary.model import ModelSpec
 
 DEADLINE_S = 60.0
+Start = Callable[..., Awaitable[OpenAiEngine]]
 
 
 class OddServer:
@@ -108,18 +109,28 @@ async def server() -> AsyncIterator[OddServer]:
 
 
 @pytest.fixture
-async def engine(server: OddServer) -> AsyncIterator[OpenAiEngine]:
-    engine = engine_of(server)
-    await engine.start()
-    await engine.load_model("m", Tier.ACTIVE)
-    yield engine
-    await engine.stop()
+async def start(server: OddServer) -> AsyncIterator[Start]:
+    """Starts an engine with these settings; it is stopped after the test."""
+    started: list[OpenAiEngine] = []
+
+    async def start(*, loads: bool = True, **settings: object) -> OpenAiEngine:
+        values = {"base_url": server.url, "output": "text", "poll_s": 0.05, "tell_every_s": 0.001, **settings}
+        specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
+        engine = openai_engine(OpenAiSettings.model_validate(values), specs, {"m": 10_000}, 32)
+        started.append(engine)
+        await engine.start()
+        if loads:
+            await engine.load_model("m", Tier.ACTIVE)
+        return engine
+
+    yield start
+    for engine in started:
+        await engine.stop()
 
 
-def engine_of(server: OddServer, **settings: object) -> OpenAiEngine:
-    values = {"base_url": server.url, "output": "text", "poll_s": 0.05, "tell_every_s": 0.001, **settings}
-    specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
-    return openai_engine(OpenAiSettings.model_validate(values), specs, {"m": 10_000}, 32)
+@pytest.fixture
+async def engine(start: Start) -> OpenAiEngine:
+    return await start()
 
 
 async def answer(engine: OpenAiEngine, *, stop: tuple[str, ...] = (), prompt: Prompt | None = None) -> tuple[str, EngineOutput]:
@@ -142,19 +153,22 @@ def words(*texts: object, finish: Sequence[object]) -> list[dict[str, object]]:
     return [{"choices": [{"index": 0, "text": text, "finish_reason": reason}]} for text, reason in zip(texts, finish, strict=True)]
 
 
-async def test_an_empty_finish_reason_is_none(server: OddServer, engine: OpenAiEngine) -> None:
-    """As Text Generation Inference streams."""
-    server.says(*words("one", " two", " three", finish=["", "", "eos_token"]))
-    text, end = await answer(engine)
-    assert (text, end.finish) == ("one two three", FinishReason.STOP)
+SAID_OTHERWISE: dict[str, tuple[list[dict[str, object]], str]] = {
+    "no reason yet is an empty one, as Text Generation Inference streams": (
+        words("one", " two", " three", finish=["", "", "eos_token"]),
+        "one two three",
+    ),
+    "null for the last text": (words("one", None, " two", None, finish=[None, None, None, "stop"]), "one two"),
+    "no last text": ([*words("one", " two", finish=[None, None]), {"choices": [{"index": 0, "finish_reason": "stop"}]}], "one two"),
+    "an error that is null": ([{**chunk, "error": None} for chunk in words("one", " two", finish=[None, "stop"])], "one two"),
+}
 
 
-@pytest.mark.parametrize("last", [{"text": None}, {}], ids=["null", "none"])
-async def test_the_last_chunk_may_be_without_text(server: OddServer, engine: OpenAiEngine, last: dict[str, object]) -> None:
-    """Servers that leave out what is empty."""
-    server.says(*words("one", None, " two", finish=[None, None, None]), {"choices": [{"index": 0, "finish_reason": "stop", **last}]})
+@pytest.mark.parametrize(("chunks", "said"), SAID_OTHERWISE.values(), ids=SAID_OTHERWISE)
+async def test_the_same_in_other_words(server: OddServer, engine: OpenAiEngine, chunks: list[dict[str, object]], said: str) -> None:
+    server.says(*chunks)
     text, end = await answer(engine)
-    assert (text, end.finish, end.failure) == ("one two", FinishReason.STOP, None)
+    assert (text, end.finish, end.failure) == (said, FinishReason.STOP, None)
 
 
 async def test_the_chunks_of_a_chat_are_no_text(server: OddServer, engine: OpenAiEngine) -> None:
@@ -172,43 +186,34 @@ async def test_half_a_character_is_no_reason_to_fail(server: OddServer, engine: 
     assert (text.encode().decode(), end.finish) == ("a 😀 b�", FinishReason.STOP)
 
 
-async def test_a_load_that_finds_the_server_gone_again_leaves_no_model_active(server: OddServer) -> None:
+async def test_a_load_that_finds_the_server_gone_again_leaves_no_model_active(server: OddServer, start: Start) -> None:
     """It was down, answers once, and is down: nobody would tell that the model is lost, since nothing changed."""
     server.statuses = [500, 200, 500]
-    engine = engine_of(server, poll_s=600.0)
-    await engine.start()
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while len(server.statuses) > 2:
-                await engine.outputs()
-        with pytest.raises(ModelLoadFailed, match="became unreachable"):
-            await engine.load_model("m", Tier.ACTIVE)
-        assert engine.stats().active_model == ""
+    engine = await start(loads=False, poll_s=600.0)
+    async with asyncio.timeout(DEADLINE_S):
+        while len(server.statuses) > 2:
+            await engine.outputs()
+    with pytest.raises(ModelLoadFailed, match="became unreachable"):
         await engine.load_model("m", Tier.ACTIVE)
-        assert engine.stats().active_model == "m"
-    finally:
-        await engine.stop()
+    assert engine.stats().active_model == ""
+    await engine.load_model("m", Tier.ACTIVE)
+    assert engine.stats().active_model == "m"
 
 
 @pytest.mark.parametrize("stop", [(), ("cd",)], ids=["prompt", "stop"])
 async def test_a_server_too_busy_for_calls_about_tokens_is_asked_again(
-    server: OddServer, stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    server: OddServer, start: Start, stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "RETRY_MAX_S", 0.001)
-    engine = engine_of(server, output="tokens")
-    await engine.start()
-    try:
-        await engine.load_model("m", Tier.ACTIVE)
-        chunk = {"text": "abcd", "token_ids": [0, 1, 2, 3], "finish_reason": "length"}
-        server.says({"choices": [chunk]})
-        server.busy = 2
-        if stop:
-            monkeypatch.setattr(OpenAiServer, "tokenize", lambda server, body: asyncio.sleep(0.0, [1, 2]))
-        text, end = await answer(engine, stop=stop)
-        assert end.failure is None, end.failure
-        assert text == ("ab" if stop else "abcd")
-    finally:
-        await engine.stop()
+    engine = await start(output="tokens")
+    chunk = {"text": "abcd", "token_ids": [0, 1, 2, 3], "finish_reason": "length"}
+    server.says({"choices": [chunk]})
+    server.busy = 2
+    if stop:
+        monkeypatch.setattr(OpenAiServer, "tokenize", lambda server, body: asyncio.sleep(0.0, [1, 2]))
+    text, end = await answer(engine, stop=stop)
+    assert end.failure is None, end.failure
+    assert text == ("ab" if stop else "abcd")
 
 
 async def test_a_server_that_limits_how_often_it_is_asked_is_there(server: OddServer, engine: OpenAiEngine) -> None:
@@ -221,25 +226,14 @@ async def test_a_server_that_limits_how_often_it_is_asked_is_there(server: OddSe
     assert (await answer(engine))[0] == "one"
 
 
-async def test_streams_leave_connections_for_other_calls(server: OddServer) -> None:
+async def test_streams_leave_connections_for_other_calls(server: OddServer, start: Start) -> None:
     """The one stream that there may be needs the text of a token before it can end."""
-    engine = engine_of(server, output="tokens", connections_max=1, call_timeout_s=1.0)
-    await engine.start()
-    try:
-        await engine.load_model("m", Tier.ACTIVE)
-        server.says({"choices": [{"text": "abcd", "token_ids": [0, 1, 2, 3], "finish_reason": None}]})
-        server.holds = True
-        text, end = await answer(engine, stop=("cd",))
-        assert (text, end.finish, end.failure) == ("ab", FinishReason.STOP, None)
-        assert engine.stats().active_model == "m"
-    finally:
-        await engine.stop()
-
-
-async def test_an_error_that_is_null_is_none(server: OddServer, engine: OpenAiEngine) -> None:
-    server.says(*({**chunk, "error": None} for chunk in words("one", " two", finish=[None, "stop"])))
-    text, end = await answer(engine)
-    assert (text, end.finish, end.failure) == ("one two", FinishReason.STOP, None)
+    engine = await start(output="tokens", connections_max=1, call_timeout_s=1.0)
+    server.says({"choices": [{"text": "abcd", "token_ids": [0, 1, 2, 3], "finish_reason": None}]})
+    server.holds = True
+    text, end = await answer(engine, stop=("cd",))
+    assert (text, end.finish, end.failure) == ("ab", FinishReason.STOP, None)
+    assert engine.stats().active_model == "m"
 
 
 @pytest.mark.parametrize("reason", ["timeout", "cancelled"])
@@ -269,50 +263,37 @@ async def test_an_error_that_is_no_event_is_told(server: OddServer, engine: Open
 
 
 @pytest.mark.parametrize(("late_s", "ends"), [(1.0, FinishReason.STOP), (0.0, None)], ids=["before", "after"])
-async def test_comments_are_no_tokens(server: OddServer, late_s: float, ends: FinishReason | None) -> None:
+async def test_comments_are_no_tokens(server: OddServer, start: Start, late_s: float, ends: FinishReason | None) -> None:
     """They keep connections open: one before the first token does not make a request that waits there count as stalled, and those of a
     server that hangs do not keep its run."""
-    engine = engine_of(server, stall_timeout_s=0.3)
-    await engine.start()
-    try:
-        await engine.load_model("m", Tier.ACTIVE)
-        server.late_s, server.holds = late_s, ends is None
-        server.says(*words("one", finish=["stop" if ends else None]))
-        if not ends:
-            server.body = server.body.removesuffix(b"data: [DONE]\n\n")
-        text, end = await answer(engine)
-        assert (text, end.finish) == ("one", ends)
-        assert end.failure is None or "silent" in end.failure.message
-    finally:
-        await engine.stop()
+    engine = await start(stall_timeout_s=0.3)
+    server.late_s, server.holds = late_s, ends is None
+    server.says(*words("one", finish=["stop" if ends else None]))
+    if not ends:
+        server.body = server.body.removesuffix(b"data: [DONE]\n\n")
+    text, end = await answer(engine)
+    assert (text, end.finish) == ("one", ends)
+    assert end.failure is None or "silent" in end.failure.message
 
 
-async def test_a_server_that_tells_no_token_ids_has_no_model_that_tells_them(server: OddServer) -> None:
+async def test_a_server_that_tells_no_token_ids_has_no_model_that_tells_them(server: OddServer, start: Start) -> None:
     """Or each request would be pulled, and failed for good."""
     server.tells_ids = False
-    engine = engine_of(server, output="tokens")
-    await engine.start()
-    try:
-        with pytest.raises(ModelLoadFailed, match=r"returns no token ids: it needs vLLM >= 0\.10\.2, or agent\.openai\.output=text"):
-            await engine.load_model("m", Tier.ACTIVE)
-        assert engine.stats().active_model == ""
-        server.tells_ids = True
+    engine = await start(loads=False, output="tokens")
+    with pytest.raises(ModelLoadFailed, match=r"returns no token ids: it needs vLLM >= 0\.10\.2, or agent\.openai\.output=text"):
         await engine.load_model("m", Tier.ACTIVE)
-        assert engine.stats().active_model == "m"
-    finally:
-        await engine.stop()
+    assert engine.stats().active_model == ""
+    server.tells_ids = True
+    await engine.load_model("m", Tier.ACTIVE)
+    assert engine.stats().active_model == "m"
 
 
 @pytest.mark.parametrize("ids", [[7], [None], [["m"]]], ids=repr)
-async def test_names_that_are_none_fail_the_load(server: OddServer, ids: list[object]) -> None:
+async def test_names_that_are_none_fail_the_load(server: OddServer, start: Start, ids: list[object]) -> None:
     server.ids = ids
-    engine = engine_of(server)
-    await engine.start()
-    try:
-        with pytest.raises(ModelLoadFailed, match="no list of models"):
-            await engine.load_model("m", Tier.ACTIVE)
-    finally:
-        await engine.stop()
+    engine = await start(loads=False)
+    with pytest.raises(ModelLoadFailed, match="no list of models"):
+        await engine.load_model("m", Tier.ACTIVE)
 
 
 async def test_a_server_that_takes_no_connection_may_take_one_soon() -> None:

@@ -25,7 +25,7 @@ from qlm_cli.operate.status import held_line
 from qlm_core.vocabulary.request import RequestKey
 from qlm_queue.values import Bounds, LiveRequest
 
-from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens, open_rig, until
+from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens, open_rig
 
 PROMPT = [5, 6, 7]
 
@@ -156,28 +156,6 @@ async def test_nobody_there_is_told_after_a_bounded_number_of_attempts() -> None
         assert away.value.details["transport"] == "UNAVAILABLE"
         with pytest.raises(Unavailable):
             await client.submit(MODEL, PROMPT)
-
-
-async def test_a_stream_has_a_deadline_and_the_request_goes_on(rig: Rig) -> None:
-    gateway = await rig.gateway()
-    async with qlm.AsyncClient(gateway.address) as client:
-        stream = client.generate(MODEL, PROMPT, max_tokens=4, request_id="r", timeout_s=2.0)
-        with pytest.raises(CallDeadlineExceeded):
-            await collect(stream)
-        rig.serve()
-        assert await collect(client.stream("r")) == expected_tokens(PROMPT, 4)
-
-
-async def test_leaving_a_stream_does_not_cancel_its_request(rig: Rig) -> None:
-    gateway = await rig.gateway()
-    async with qlm.AsyncClient(gateway.address) as client:
-        async with client.generate(MODEL, PROMPT, max_tokens=6, request_id="r") as stream:
-            await stream.wait_accepted()
-        await until(lambda: gateway.gateway._hub._machine.reader_count == 0, "the gateway forgot the reader")
-        rig.serve()
-        result = await client.result("r", 10.0)
-        assert result is not None
-        assert list(result.token_ids) == expected_tokens(PROMPT, 6)
 
 
 async def test_frames_that_are_lost_on_the_server_are_found_again(rig: Rig) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -25,6 +28,7 @@ FIXED_BUGS = (767, 793)
 not told that the gateway had died which its call was on the way to."""
 AWAITED = 21
 """A seed with faults that wait for calls."""
+REPLAYED = 2
 
 RUNS = {
     **{f"{seed}": (seed, Policy()) for seed in (*SEEDS, *FIXED_BUGS)},
@@ -79,3 +83,16 @@ def test_each_run_leaves_some_kinds_of_fault_off() -> None:
     kinds = [report_of(name).weather.kinds for name in RUNS]
     assert all(len(each) < len(Fault) for each in kinds)
     assert len({len(each) for each in kinds}) > 5
+
+
+def test_a_seed_gives_the_same_transcript_in_every_process() -> None:
+    """Recorded or not, and under every hash seed."""
+    first, silent = run_seed(REPLAYED, hashed=True), report_of(f"{REPLAYED}")
+    assert (first.events, first.states, first.effects, first.meetings) == (silent.events, silent.states, silent.effects, silent.meetings)
+    command = [sys.executable, "-m", "qlm_sim", "--seed", str(REPLAYED), "--transcript"]
+    environment = {**os.environ, "PYTHONHASHSEED": "1234"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=280)
+    assert f"seed {REPLAYED}: every invariant held" in done.stdout.splitlines()[-1]
+    assert done.stdout.splitlines()[-1].endswith(f"digest {first.digest}")
+    for words in ("agent start -> register", "accept acceptance", "*** is over"):
+        assert words in done.stdout

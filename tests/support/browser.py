@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import os
@@ -86,10 +85,6 @@ class Tab:
     async def prefer(self, scheme: str) -> None:
         """ "light" or "dark"."""
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    async def screenshot(self, path: Path) -> None:
-        """A PNG of what is in the window."""
-        path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"]))
 
 
 def chromium() -> str:

@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from click.testing import CliRunner, Result
+
+from qlm_cli.root import root
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.cluster.state import ClusterState, ClusterStateFile
 
@@ -108,6 +111,14 @@ class RunningCluster:
         parts = [self._log_path.read_text()]
         parts += [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted((self.state_dir / "logs").glob("*.log"))]
         return "\n".join(parts)
+
+
+def qlm_command(*arguments: str, text: str | None = None, width: int = 200, environment: Mapping[str, str] | None = None) -> Result:
+    """A `qlm` command in this process, with plain output `width` wide. Raises AssertionError where it ends with a traceback."""
+    variables = {"COLUMNS": str(width), "TERM": "dumb", **(environment or {})}
+    done = CliRunner(env=variables).invoke(root, arguments, input=text)
+    assert done.exception is None or isinstance(done.exception, SystemExit), (arguments, done.exc_info)
+    return done
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:

@@ -215,14 +215,6 @@ async def test_predictions_rest_on_what_was_published_last_and_can_be_read() -> 
     assert told[1][1] - load_s == pytest.approx(3.0 * (told[0][1] - load_s), rel=0.01)
 
 
-async def test_those_who_came_since_the_look_are_ahead() -> None:
-    world = World()
-    await world.instances(0)
-    ahead = [(await world.enter(f"r{number}", 60.0)).prediction.requests_ahead for number in range(200)]
-    assert ahead[0] == 0
-    assert ahead == list(range(200))
-
-
 async def test_the_time_since_acceptance_counts_for_who_waits() -> None:
     world = World()
     await world.instances(0)

@@ -90,10 +90,6 @@ def test_an_accepted_request_streams_without_asking_the_queue() -> None:
     assert gateway.reader_count == gateway.buffered_tokens == 0
 
 
-def test_frames_of_other_requests_are_nobodys() -> None:
-    assert run(streaming(), (1.0, frames(frame(0, 2, queue_id="2-0")))) == []
-
-
 def test_a_repeated_frame_is_dropped_and_an_overlapping_one_is_cut() -> None:
     gateway = streaming()
     run(gateway, (1.0, frames(frame(0, 3))))
@@ -413,16 +409,6 @@ def test_draining_refuses_what_is_new_at_once_and_what_is_open_after_the_grace()
     assert run(gateway, (5.9, frames(frame(0, 1)))) == [DeliverFrame(reader=1, frame=frame(0, 1), skip=0, offset=0)]
     assert run(gateway, (6.0, Tick())) == [Refuse(reader=1, refusal=Refusal.DRAINING)]
     assert run(gateway, (6.1, Tick())) == []
-
-
-def test_a_reader_that_is_gone_leaves_nothing() -> None:
-    gateway = streaming()
-    run(gateway, (1.0, frames(frame(4, 1))), (1.1, Closed(reader=1)))
-    assert run(gateway, (1.2, located(produced=5))) == []
-    assert run(gateway, (1.3, frames(frame(5, 1)))) == []
-    assert run(gateway, (1.4, Taken(reader=1, offset=6)), (1.5, Closed(reader=1)), (9.0, Tick())) == []
-    assert not gateway._following.readers
-    assert not gateway._rotation
 
 
 def test_an_accept_that_failed_or_was_left_opens_nothing() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from qlm_core.prediction.assessment import Assessment
-from qlm_core.prediction.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
+from qlm_core.prediction.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitCurve
 from qlm_core.prediction.prediction_views import GroupView, QueueView
 from qlm_core.profiles.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
@@ -243,8 +243,3 @@ def test_nonsense_in_an_instance_costs_predictions_and_nothing_else() -> None:
     look = outlook(replace(waits, queues=(queue,)))
     assert look.predict_new(REQUEST, MADE_S) is None
     assert len(look.failures) == 1
-
-
-def test_keys_are_those_of_groups() -> None:
-    expected: WaitKey = (MODEL, SloKind.COMPLETION, "64s", "256")
-    assert REQUEST.key == expected

@@ -10,12 +10,10 @@ import pytest
 from benchmarks.figures import document, parts_of
 from benchmarks.gateway.chats import chats_of
 from benchmarks.gateway.http_client import HttpConnection
-from benchmarks.queue.bulk_queue import chunks
 from benchmarks.queue.collector import Collector
 from benchmarks.queue.figures import BY_KEY, FIGURES
 from benchmarks.queue.front import ENGINE_LEG, LEGS, leg_s
 from benchmarks.queue.grpc_load import gaps_s
-from benchmarks.queue.live import Shape
 from benchmarks.queue.prompts import PROMPTS, PromptSource
 from benchmarks.queue.schedule import poisson_times, summary_ms
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -155,27 +153,6 @@ def export(*spans: Span) -> ExportTraceServiceRequest:
 def test_gaps_are_of_one_stream_each_and_end_in_the_window() -> None:
     streams = [[(0.0, 1), (1.0, 1), (3.0, 2)], [(0.5, 1), (2.0, 1), (9.0, 1)]]
     assert gaps_s(streams, 1.0, 5.0) == [1.0, 2.0, 1.5]
-
-
-def test_chunks_hold_everything_in_order() -> None:
-    assert [list(chunk) for chunk in chunks(range(5), 2)] == [[0, 1], [2, 3], [4]]
-    assert list(chunks([], 2)) == []
-
-
-def test_a_cluster_is_described_whole() -> None:
-    shape = Shape(agents=2, planners=2, durability="disk", time_scale=4.0, agent={"batch_max": 8}, simulated={"tell_every_s": 0.1})
-    config = shape.config(seed=5)
-    assert config["queue"] == {"name": "bench", "durability": "disk", "lease_ttl_s": 3.0}
-    agents = config["agents"]
-    assert isinstance(agents, list)
-    assert [agent["name"] for agent in agents] == ["h100-0", "h100-1"]
-    planners = config["planners"]
-    assert isinstance(planners, list)
-    assert len(planners) == 2
-    agent = config["agent"]
-    assert isinstance(agent, dict)
-    assert agent["batch_max"] == 8
-    assert agent["simulated"] == {"time_scale": 4.0, "seed": 5, "bias_max": 0.0, "tell_every_s": 0.1}
 
 
 def test_chats_are_calls_of_their_own_id_and_the_same_for_a_seed() -> None:

@@ -112,13 +112,6 @@ def test_a_result_with_other_tokens_than_were_streamed_is_doubled(ledger: Ledger
     assert ledger.entries[0].doubled
 
 
-def test_tokens_delivered_twice_are_doubled_and_a_gap_is_wrong(ledger: Ledger) -> None:
-    stream(ledger, (0, (5, 6)), (1, (6, 7)))
-    assert ledger.entries[0].doubled
-    stream(ledger, (9, (5,)))
-    assert ledger.entries[0].wrong
-
-
 @pytest.mark.parametrize(("streamed", "wrong"), [((5, 6), False), ((5, 9), True)])
 def test_a_stream_that_broke_off_is_held_against_the_result(ledger: Ledger, streamed: tuple[int, ...], wrong: bool) -> None:
     stream(ledger, (0, streamed))

@@ -133,28 +133,7 @@ def test_a_group_starts_and_ends_as_the_steps_do(key: tuple[str, int, str], spre
     row, requests = ROWS[key], _requests(count, 5, spread=spread)
     _steps(row, requests)
     outputs = _moments([each.output for each in requests])
-    workload = WorkloadProfile(
-        model="m",
-        prompt_tokens_mean=1.0,
-        prompt_tokens_variance=0.0,
-        output_tokens_mean=outputs.mean,
-        output_tokens_variance=outputs.variance,
-        samples=10**9,
-    )
-    instance = InstanceFacts(name="i", incarnation="i/1", gpu=key[0], n_gpu=key[1], engine="simulated", models=("m",), batch_max=BATCH_MAX)
-    group = GroupView(
-        group_id="g",
-        model="m",
-        slo_class="",
-        token_class="",
-        waiting=count,
-        waiting_prompt_tokens=sum(each.prompt for each in requests),
-        first_deadline_s=1e9,
-    )
-    view = QueueView(instance=instance, active_model="m", running=0, groups=(group,))
-    snapshot = ProfileSnapshot(version=1, made_s=0.0, hardware=(row,), workload=(workload,))
-    (time,) = group_times(view, {"m": ModelSpec(name="m", profile=key[2])}, snapshot)
-
+    (time,) = _queue(row, outputs, running=0, prompts=[each.prompt for each in requests])
     mean_end_s = sum(each.ended_s for each in requests) / count
     assert time.last_wait.mean == pytest.approx(requests[-1].started_s, rel=0.2, abs=1.5)
     assert (time.first_completion.mean + time.last_completion.mean) / 2 == pytest.approx(mean_end_s, rel=0.35)
@@ -192,31 +171,38 @@ def test_a_batch_that_fills_up_waits_less_than_a_full_one(beside: int) -> None:
     assert time.last_wait.mean == pytest.approx(sum(starts) / len(starts), rel=0.15)
 
 
-def _queue(row: HardwareProfile, output: Normal, *, running: int, prompts: list[int]) -> tuple[GroupTime, ...]:
-    """The times of one group behind requests with prompts of 500 tokens that run."""
+def _snapshot(row: HardwareProfile, output: Normal, prompt_tokens: float = 500.0) -> ProfileSnapshot:
     workload = WorkloadProfile(
         model="m",
-        prompt_tokens_mean=500.0,
+        prompt_tokens_mean=prompt_tokens,
         prompt_tokens_variance=0.0,
         output_tokens_mean=output.mean,
         output_tokens_variance=output.variance,
         samples=10**9,
     )
-    instance = InstanceFacts(
-        name="i", incarnation="i/1", gpu=row.gpu, n_gpu=row.n_gpu, engine="simulated", models=("m",), batch_max=BATCH_MAX
-    )
-    group = GroupView(
+    return ProfileSnapshot(version=1, made_s=0.0, hardware=(row,), workload=(workload,))
+
+
+def _instance(row: HardwareProfile) -> InstanceFacts:
+    return InstanceFacts(name="i", incarnation="i/1", gpu=row.gpu, n_gpu=row.n_gpu, engine="simulated", models=("m",), batch_max=BATCH_MAX)
+
+
+def _group(prompts: list[int]) -> GroupView:
+    return GroupView(
         group_id="g",
         model="m",
         slo_class="",
         token_class="",
         waiting=len(prompts),
         waiting_prompt_tokens=sum(prompts),
-        first_deadline_s=1e9,
+        first_deadline_s=0.0,
     )
-    view = QueueView(instance=instance, active_model="m", running=running, groups=(group,))
-    snapshot = ProfileSnapshot(version=1, made_s=0.0, hardware=(row,), workload=(workload,))
-    return group_times(view, {"m": ModelSpec(name="m", profile=row.model)}, snapshot)
+
+
+def _queue(row: HardwareProfile, output: Normal, *, running: int, prompts: list[int]) -> tuple[GroupTime, ...]:
+    """The times of one group behind requests with prompts of 500 tokens that run."""
+    view = QueueView(instance=_instance(row), active_model="m", running=running, groups=(_group(prompts),))
+    return group_times(view, {"m": ModelSpec(name="m", profile=row.model)}, _snapshot(row, output))
 
 
 @pytest.mark.parametrize("key", PAIRS[:1])
@@ -325,16 +311,7 @@ def test_requests_that_keep_coming(
         request.prompt = round(request.prompt * prompt_factor)
     _steps(row, requests)
     outputs = _moments([each.output for each in requests])
-    workload = WorkloadProfile(
-        model="m",
-        prompt_tokens_mean=sum(each.prompt for each in requests) / len(requests),
-        prompt_tokens_variance=0.0,
-        output_tokens_mean=outputs.mean,
-        output_tokens_variance=outputs.variance,
-        samples=10**9,
-    )
-    instance = InstanceFacts(name="i", incarnation="i/1", gpu=key[0], n_gpu=key[1], engine="simulated", models=("m",), batch_max=BATCH_MAX)
-    snapshot = ProfileSnapshot(version=1, made_s=0.0, hardware=(row,), workload=(workload,))
+    instance, snapshot = _instance(row), _snapshot(row, outputs, sum(each.prompt for each in requests) / len(requests))
     waits: list[tuple[float, float]] = []
     decodes: list[tuple[float, float]] = []
     for request in requests[200:-200:10]:
@@ -364,20 +341,11 @@ def _at_arrival(request: _Request, requests: list[_Request], instance: InstanceF
         prefill_left_tokens=sum(each.prompt for each in inside),
         lookahead=lookahead > 0,
     )
-    group = GroupView(
-        group_id="g",
-        model="m",
-        slo_class="",
-        token_class="",
-        waiting=len(waiting),
-        waiting_prompt_tokens=sum(each.prompt for each in waiting),
-        first_deadline_s=0.0,
-    )
     return QueueView(
         instance=instance,
         active_model="m",
         running=runner.count,
-        groups=(group,) if waiting else (),
+        groups=(_group([each.prompt for each in waiting]),) if waiting else (),
         runners=(runner,),
         arrivals_per_s=rate_per_s,
     )

@@ -14,7 +14,7 @@ from predicted_times import GroupTime, NewcomerTimes, group_times, predict_reque
 from qlm_core.prediction.prediction_service import service
 from qlm_core.prediction.prediction_views import GroupView, QueueView, probability_late
 from qlm_core.prediction.queue_reader import NoProfile
-from qlm_core.profiles.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.profiles.profile import WorkloadProfile
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.statistics.distribution import Normal
 from qlm_core.vocabulary.instance import InstanceFacts
@@ -72,13 +72,6 @@ def test_a_queue_deep_in_a_full_engine_waits_for_the_work_ahead() -> None:
     assert gaps == pytest.approx([served.work.mean * 500] * 2)
     spread = times[3].wait.variance - times[2].wait.variance
     assert spread == pytest.approx(served.work.variance * 500, rel=0.01)
-
-
-def test_a_full_engine_starts_the_next_request_when_a_slot_frees() -> None:
-    (time,) = _times(_group(1), running=256)
-    (behind_few,) = _times(_group(1), running=64)
-    assert 0.0 < time.wait.mean < 5.0
-    assert behind_few.wait.mean < time.wait.mean, "there are free slots"
 
 
 def test_a_prefill_rides_along_with_those_that_decode_then() -> None:
@@ -178,12 +171,6 @@ def test_another_model_waits_for_a_load_under_way_too() -> None:
     assert waits.wait.mean - at_once.wait.mean == pytest.approx(row.swap_s(warm=False))
 
 
-def test_a_swap_waits_for_running_requests_of_the_other_model() -> None:
-    (idle,) = _times(_group(1, "big"), active="chat", running=0)
-    (busy,) = _times(_group(1, "big"), active="chat", running=100)
-    assert busy.wait.mean > idle.wait.mean
-
-
 def test_a_swap_waits_for_running_requests_behind_whom_others_of_their_model_come() -> None:
     """A request that joins what runs, and is done long before it, brings the next model no sooner."""
     view = QueueView(instance=A100, active_model="chat", running=4, groups=(_group(1, "big"),), running_output_left=Normal(3_000.0, 0.0))
@@ -191,14 +178,6 @@ def test_a_swap_waits_for_running_requests_behind_whom_others_of_their_model_com
     _, behind = group_times(replace(view, groups=(_group(1, group_id="h"), *view.groups)), CATALOGUE, SHIPPED)
     assert straight.wait.mean > 30.0
     assert behind.wait.mean == pytest.approx(straight.wait.mean, rel=0.01)
-
-
-def test_batching_a_model_saves_swaps() -> None:
-    """Insight 3: A-B-A needs two swaps, A-A-B one."""
-    one, other, big = _group(100, group_id="1"), _group(100, group_id="2"), _group(100, "big", group_id="3")
-    apart = _times(one, big, other)
-    together = _times(one, other, big)
-    assert max(time.completion.mean for time in together) < max(time.completion.mean for time in apart) - 1.0
 
 
 def test_what_running_requests_have_left_can_be_told() -> None:
@@ -210,14 +189,6 @@ def test_what_running_requests_have_left_can_be_told() -> None:
     step_s = SHIPPED.hardware[2].decode_step_s(1.0, 1_500.0)
     assert time.wait.mean == pytest.approx(500 * step_s + 1.39, rel=0.05)
     assert time.wait.deviation == pytest.approx(100 * step_s, rel=0.05)
-
-
-def test_a_limit_of_output_tokens_shortens() -> None:
-    (free,) = _times(_group(300))
-    (short,) = _times(replace(_group(300), output_tokens_max=16.0))
-    assert short.completion.mean < free.completion.mean * 0.6, "mostly prefills are left"
-    (least,) = _times(replace(_group(300), output_tokens_max=1.0))
-    assert least.completion.mean > 0.0
 
 
 def test_a_smaller_batch_limit_lengthens() -> None:
@@ -273,14 +244,6 @@ def test_a_new_request_goes_before_later_deadlines() -> None:
     assert between.completion.mean > between.wait.mean
 
 
-def test_the_instance_where_it_ends_first_is_chosen() -> None:
-    slow = QueueView(instance=A10, active_model="chat", running=0, groups=())
-    fast = QueueView(instance=A100, active_model="chat", running=0, groups=())
-    loaded = replace(fast, running=256, groups=(_group(3_000, deadline_s=0.0),))
-    assert (_predict(slow, fast) or fast).instance == "a100"
-    assert (_predict(slow, loaded) or fast).instance == "a10"
-
-
 def test_draining_unable_and_unknown_instances_are_left_out() -> None:
     view = QueueView(instance=A10, active_model="chat", running=0, groups=())
     assert _predict(view, model="big") is None, "not one of its models"
@@ -289,38 +252,12 @@ def test_draining_unable_and_unknown_instances_are_left_out() -> None:
     assert _predict() is None
 
 
-def test_a_short_output_limit_ends_earlier() -> None:
-    view = QueueView(instance=A100, active_model="chat", running=0, groups=())
-    short, free = _predict(view, output_tokens_max=8), _predict(view)
-    assert short is not None
-    assert free is not None
-    assert short.completion.mean < free.completion.mean / 5
-
-
 def test_a_group_that_cannot_be_predicted_spoils_its_own_queue_only() -> None:
     broken = QueueView(instance=A100, active_model="chat", running=0, groups=(_group(1, "alien", deadline_s=0.0),))
     healthy = QueueView(instance=A10, active_model="chat", running=0, groups=())
     found = _predict(broken, healthy)
     assert found is not None
     assert found.instance == "a10"
-
-
-def test_learned_lengths_are_used() -> None:
-    long = WorkloadProfile(
-        model="chat", prompt_tokens_mean=500, prompt_tokens_variance=0, output_tokens_mean=2_000, output_tokens_variance=0, samples=10**6
-    )
-    learned = replace(SHIPPED, version=3, workload=(long,))
-    view = QueueView(instance=A100, active_model="chat", running=0, groups=())
-    found = predict_request((view,), CATALOGUE, learned, "chat", 500, 4_000, 2_000.0)
-    short = _predict(view)
-    assert found is not None
-    assert short is not None
-    assert found.completion.mean > 5 * short.completion.mean
-
-
-def test_snapshots_are_values() -> None:
-    assert replace(SHIPPED, version=1) != SHIPPED
-    assert ProfileSnapshot(version=0, made_s=0.0, hardware=SHIPPED.hardware) == SHIPPED
 
 
 @pytest.mark.parametrize(("slo_class", "token_class", "mean"), [("8s", "1024", 40.0), ("64s", "1024", 900.0), ("64s", "128", 200.0)])

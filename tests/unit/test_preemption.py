@@ -98,16 +98,6 @@ def test_only_as_many_as_would_be_late_by_waiting() -> None:
     assert len(evicts(waits(3), *batch)) == 2  # one seat is free in time
 
 
-def test_at_most_the_bound_at_once() -> None:
-    batch = [runs(f"r{number:02}") for number in range(40)]
-    assert len(evicts(waits(100), *batch)) == RULE.victims_max
-
-
-def test_never_a_more_urgent_one() -> None:
-    assert evicts(waits(due_s=5.0), runs("a", due_s=4.0), runs("b", due_s=5.0)) == []
-    assert evicts(waits(band=1, due_s=5.0), runs("a", band=0)) == []
-
-
 def test_a_strict_priority_goes_before_later_bands_at_once() -> None:
     head = Contender(urgency=Urgency(-1, math.inf), requests=1, kv_tokens=500, service_s=2.0)
     assert evicts(head, runs("tight", due_s=0.5), runs("a", band=2)) == ["a"]

@@ -155,6 +155,10 @@ def test_a_row_of_the_pair_stands_before_facts() -> None:
         ("prior_share", float("nan")),
         ("origin", "hearsay"),
         ("prefill_ms_per_token_squared", float("inf")),
+        ("decode_a_ms", 0.0),
+        ("decode_b_ms_per_seq", -1.0),
+        ("slowdown", 0.0),
+        ("slowdown", float("nan")),
     ],
 )
 def test_figures_that_no_row_has_are_refused(field: str, value: object) -> None:
@@ -193,12 +197,6 @@ def test_a_blend_lies_between_the_prior_and_the_data(samples: int, mean: float, 
 def test_many_samples_speak_for_themselves() -> None:
     snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=(), workload=(_workload(10**9, 77.0),))
     assert snapshot.workload_for("chat", "32s", "256").output_tokens_mean == pytest.approx(77.0, rel=1e-4)
-
-
-@pytest.mark.parametrize("change", [{"decode_a_ms": 0.0}, {"decode_b_ms_per_seq": -1.0}, {"slowdown": 0.0}, {"slowdown": float("nan")}])
-def test_impossible_hardware_is_refused(change: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="hardware profile"):
-        replace(_row(), **change)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("mean", "variance"), [(0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (1.0, -1.0), (1.0, float("inf"))])

@@ -117,25 +117,6 @@ def _running(*produced: int, waiting: int = 300) -> QueueView:
     return QueueView(instance=A100, active_model="chat", running=len(produced), groups=(_group("chat", waiting),), runners=(runner,))
 
 
-def test_running_requests_count_with_what_they_have_left() -> None:
-    """Old requests have less left than fresh ones, and more than the mean less what they made."""
-    fresh, half, old = (_waits(_running(*([made] * 256))).last_wait.mean for made in (0, 100, 400))
-    assert half < fresh
-    assert old > half - 5.0, "who outlived the class's mean is of its long tail"
-
-
-def test_a_swap_waits_for_the_one_that_runs_longest() -> None:
-    """Of many that are nearly done and one that just began, or is far older than its class, the engine is drained when that one ends."""
-    almost, one = (300,) * 60, (0,)
-    view = replace(_running(*almost), groups=(_group("big", 10),), warm_models=("big",))
-    longer = replace(_running(*almost, *one), groups=(_group("big", 10),), warm_models=("big",))
-    ancient = replace(_running(*almost, 3_000), groups=(_group("big", 10),), warm_models=("big",))
-    assert _waits(longer).wait.mean > _waits(view).wait.mean
-    row = SHIPPED.hardware_for(A100, CATALOGUE["chat"])
-    assert row is not None
-    assert _waits(ancient).wait.mean > _waits(view).wait.mean + 300 * row.decode_step_s(1.0, 0.0)
-
-
 @pytest.mark.parametrize(
     "running",
     [
@@ -226,14 +207,6 @@ def test_a_batch_with_free_seats_makes_nobody_wait_for_one() -> None:
     assert row is not None
     assert time.last_wait.mean == pytest.approx(249 * row.prefill_work_s(500, 250_000))
     assert time.last_wait.variance == 0.0
-
-
-def test_prefills_take_longer_the_more_decode_beside_them() -> None:
-    """The last of a group is as the first of the next one."""
-    view = QueueView(instance=A100, active_model="chat", running=0, groups=tuple(_group("chat", 100, number=number) for number in range(2)))
-    (first, behind), (last, _) = queue_times(QueueReader(CATALOGUE, SHIPPED).read([view])[1]).prefill_s
-    assert first < 0.8 * last
-    assert last == pytest.approx(behind, rel=0.01)
 
 
 def test_few_who_come_while_one_decodes_lengthen_it_by_their_number() -> None:

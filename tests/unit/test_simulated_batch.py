@@ -56,27 +56,6 @@ def test_prefill_in_chunks_beside_decoding() -> None:
     assert "2[0:1]" in told(batch.progress())
 
 
-def test_two_prefills_share_the_budget() -> None:
-    steps = Steps()
-    batch = make(steps, chunk=100)
-    for name in ("1", "2"):
-        batch.add(0.0, run(name, 80, 2))
-    batch.advance(1.0)
-    assert [asked[2] for asked in steps.asked] == [[(0, 80), (0, 20)], [(20, 60)]]
-
-
-def test_batch_max_holds() -> None:
-    batch = make(batch_max=2)
-    for name in "123":
-        batch.add(0.0, run(name, 10, 3))
-    batch.advance(0.0)
-    assert (batch.running, batch.waiting) == (2, 1)
-    batch.advance(3.0)
-    assert "3[0:1]" not in told(batch.progress())
-    batch.advance(4.0)
-    assert told(batch.news()) == ["3[0:1]"]
-
-
 def test_kv_shortage_preempts_the_latest_and_recomputes_it() -> None:
     steps = Steps()
     batch = make(steps, kv=4 * BLOCK_TOKENS)

@@ -102,14 +102,6 @@ def world() -> World:
     return world
 
 
-def test_an_idle_core_has_nothing_due(world: World) -> None:
-    assert world.core.next_due_s is None
-    world.core.add(world.now_s, request("r"))
-    assert world.core.next_due_s is not None
-    world.end_all()
-    assert len(world.tokens["r"]) == 100 * TOKEN_BYTES
-
-
 def test_loads_take_their_times() -> None:
     world = World(make())
     disk_s, bus_s = PROFILE.load_disk_to_cpu_s, PROFILE.load_cpu_to_gpu_s
@@ -213,25 +205,6 @@ def test_a_restored_run_computes_nothing_again(world: World) -> None:
     assert world.core.stats().host_kv_used_tokens == world.core.stats().kv_used_tokens == 0
 
 
-def test_what_an_offloaded_run_made_is_told_though_nobody_read_before_the_swap(world: World) -> None:
-    core = world.core
-    core.add(world.now_s, request("r", answer=500))
-    core.advance(world.now_s + 1.0)
-    core.offload(world.now_s + 1.0, ["r"])
-    core.advance(world.now_s + 2.0)
-    core.load(world.now_s + 2.0, "b", Tier.ACTIVE)
-    world.now_s += 60.0
-    world.read()
-    assert core.tier("b") is Tier.ACTIVE
-    told = world.tokens["r"]
-    assert len(told) > 20 * TOKEN_BYTES
-    world.load("a", Tier.ACTIVE)
-    world.restore("r")
-    world.end_all()
-    assert world.tokens["r"].startswith(told)
-    assert world.tokens["r"] == answer_tokens(prompt_digest("a", prompt(1, 20, 500)), 0, 500, 32_000)
-
-
 def test_a_model_is_busy_while_kv_is_on_its_way(world: World) -> None:
     world.start("r", tokens=2000)
     offload = world.core.offload(world.now_s, ["r"])
@@ -240,27 +213,8 @@ def test_a_model_is_busy_while_kv_is_on_its_way(world: World) -> None:
     assert world.load("b", Tier.ACTIVE).error is None
 
 
-@pytest.mark.parametrize("step", ["out", "there", "back"])
-def test_an_abort_gives_everything_back_wherever_the_kv_is(world: World, step: str) -> None:
-    world.start("r", tokens=2000)
-    world.start("stays", number=2)
-    number = world.core.offload(world.now_s, ["r"])
-    if step != "out":
-        world.end_of(number)
-    if step == "back":
-        number = world.core.restore(world.now_s, ["r"])
-    world.core.abort(world.now_s, ["r"])
-    told = world.tokens["r"]
-    world.end_all()
-    assert world.ended[number].run_ids == (("r",) if step == "there" else ())
-    assert world.tokens["r"] == told
-    stats = world.core.stats()
-    assert (stats.kv_used_tokens, stats.host_kv_used_tokens, stats.offloaded, stats.running) == (0, 0, 0, 0)
-    assert world.load("b", Tier.ACTIVE).error is None
-
-
 @pytest.mark.parametrize("policy", ["fcfs", "edf", "fastserve"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_asked_in_any_order_output_is_exact_and_nothing_leaks(seed: int, policy: str) -> None:
     dice = random.Random(seed)
     kv_bytes = PROFILE.kv_bytes_per_token / 1e9

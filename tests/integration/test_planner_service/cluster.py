@@ -123,9 +123,6 @@ class Cluster:
     async def deregister(self, name: str) -> None:
         await self.queue.deregister(self._agents[name][1])
 
-    async def kill_agent(self, name: str) -> None:
-        await self.queue.release_lease(self._agents[name][1])
-
     async def submit(self, model: str, slo_s: float = 60.0, count: int = 1, expire_after_s: float | None = None) -> list[RequestKey]:
         keys = []
         for _ in range(count):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from predicted_times import NewcomerTimes, newcomer_times
 from qlm_core.prediction.assessment import Assessment
 from qlm_core.prediction.prediction_views import GroupView, QueueView
-from qlm_core.profiles.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.instance import InstanceFacts
@@ -20,19 +18,6 @@ CATALOGUE = {
     "big": ModelSpec(name="big", profile="Vicuna-13B"),
     "alien": ModelSpec(name="alien", profile="Unheard-of"),
 }
-CALIBRATED = replace(
-    SHIPPED,
-    version=7,
-    calibration=CalibrationTable(
-        (
-            CalibrationProfile(time=CalibratedTime.WAIT, model="big", bias_factor=1.3, evidence_s=1e6),
-            CalibrationProfile(
-                time=CalibratedTime.COMPLETION, instance="a", model="chat", gpu="A100-80GB", n_gpu=1, bias_factor=0.8, evidence_s=1e6
-            ),
-            CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=1.1, evidence_s=1e6),
-        )
-    ),
-)
 NOW_S = 1_000.0
 
 

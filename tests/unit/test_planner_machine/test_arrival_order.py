@@ -10,7 +10,6 @@ import pytest
 
 from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_core.vocabulary.request import RequestKey
-from qlm_planner.config import PlannerSettings
 from qlm_planner.machine.effects import ApplyChunk
 from qlm_planner.machine.events import ReplanAsked
 from qlm_planner.policies.queue_work import Works
@@ -18,7 +17,6 @@ from qlm_planner.policy import Order, Policy
 from qlm_queue.values import BATCH_MAX
 
 from .test_cheapest_place import class_table, group, slot
-from .test_policies import overload, serve_by_plan, serve_in_order
 from .world import LEASE_S, World
 
 FCFS = Policy(lease_ttl_s=LEASE_S, order=Order.FCFS)
@@ -92,12 +90,6 @@ async def test_models_are_swapped_whenever_the_next_request_wants_another() -> N
     assert sum(before != after for before, after in itertools.pairwise(models)) == 39
 
 
-async def test_a_cluster_of_one_is_a_plain_queue() -> None:
-    """Served batch after batch, it swaps exactly as often, and is late exactly as often, as a list of requests served from its front."""
-    jobs = overload(0, seconds=40, bursts=20)
-    assert await serve_by_plan(jobs, FCFS) == serve_in_order(jobs, "fcfs")
-
-
 async def test_no_replan_for_misses_idle_instances_or_on_request() -> None:
     world = World(FCFS)
     await world.join("a")
@@ -167,10 +159,3 @@ def test_the_end_of_a_queue_is_its_work_and_its_swaps(active: str, models: Seque
     for model in ("alpha", "beta"):
         [[new]] = works.on([on], [group(99, model, 600.0, 1)])
         assert queue.start_s(len(models), new) == pytest.approx(busy_s + 10.0 * (model != (active, *models)[-1]))
-
-
-def test_the_setting_names_it() -> None:
-    assert PlannerSettings().policy is Order.SLO
-    assert PlannerSettings(policy="fcfs").policy is Order.FCFS
-    with pytest.raises(ValueError, match="slo"):
-        PlannerSettings(policy="lifo")

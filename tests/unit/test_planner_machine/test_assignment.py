@@ -50,15 +50,6 @@ async def test_the_batch_is_that_of_the_instance_where_the_group_stands() -> Non
     assert max(await sizes(world)) == pytest.approx(4 * 13, rel=0.1)
 
 
-async def test_delta_is_configurable() -> None:
-    world = World(Policy(lease_ttl_s=LEASE_S, delta=1.0))
-    await world.join("a")
-    await world.lead()
-    await world.submit("alpha", slo_s=36_000.0, count=500)
-    await world.settle()
-    assert max(await sizes(world)) < 170
-
-
 async def test_a_group_is_served_within_its_share_of_the_slo() -> None:
     """20 s class: 5 s of service at about 21 ms a request."""
     world = World()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -218,13 +217,6 @@ def test_of_many_instances_only_the_shortest_are_tried() -> None:
     ]
     queues.append((slot("z", running=20), [group(50, "alpha", 600, 4000)]))
     assert chosen(class_table(Policy(lines_max=2)), group(99, "alpha", 600), *queues) in ("i01", "i02", "z")
-
-
-@pytest.mark.parametrize("slo_s", [1e-3, 1.0, 2_592_000.0])
-def test_any_slo_has_a_place(slo_s: float) -> None:
-    queue = [group(1, "alpha", 10), group(2, "beta", 10)]
-    assert len(placed(queue, group(3, "gamma", slo_s, slo_s=slo_s))) == 3
-    assert math.isfinite(slo_s)
 
 
 def test_of_batches_that_go_on_a_group_joins_the_one_with_the_fastest_step() -> None:

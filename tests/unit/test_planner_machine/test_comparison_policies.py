@@ -15,7 +15,6 @@ from qlm_planner.config import PlannerSettings
 from qlm_planner.machine.events import ReplanAsked
 from qlm_planner.policies.balancers import Chance, LeastLoaded, PowerOfTwo, RoundRobin
 from qlm_planner.policies.selection import baseline_of
-from qlm_planner.policies.shepherd import Shepherd
 from qlm_planner.policy import Order, Policy
 
 from .test_arrival_order import served
@@ -139,23 +138,6 @@ def test_power_of_two_takes_the_shorter_of_two_and_every_pair_comes() -> None:
     assert PowerOfTwo(3).choose(("a",), "1-0", {"a": 9}) == "a"
 
 
-async def test_power_of_two_is_nearer_to_even_than_chance() -> None:
-    spread = {}
-    for order in (Order.RANDOM, Order.POWER_OF_TWO, Order.LEAST_LOADED):
-        world = world_of(order)
-        await joined(world)
-        await world.submit("alpha", slo_s=3600.0, count=400)
-        await world.settle()
-        found = await waiting_on(world)
-        spread[order] = max(found.values()) - min(found.values())
-    assert spread[Order.LEAST_LOADED] <= 1
-    assert spread[Order.POWER_OF_TWO] < spread[Order.RANDOM]
-
-
-def test_least_loaded_counts_requests() -> None:
-    assert LeastLoaded().choose(NAMES, "", {"a": 3, "b": 1, "c": 2, "d": 1}) == "b"
-
-
 async def test_groups_of_a_lost_instance_go_where_the_fewest_requests_are() -> None:
     world = world_of(Order.LEAST_LOADED)
     await world.join("a", models=["alpha"])
@@ -171,20 +153,6 @@ async def test_groups_of_a_lost_instance_go_where_the_fewest_requests_are() -> N
     await world.kill("c")
     await world.advance(2.0)
     assert await waiting_on(world) == Counter(a=30, b=15)
-
-
-async def test_the_least_loaded_is_told_of_what_runs() -> None:
-    world = world_of(Order.LEAST_LOADED)
-    await joined(world, ("a", "b"))
-    await world.submit("alpha", slo_s=3600.0, count=10)
-    await world.settle()
-    assert await waiting_on(world) == {"a": 5, "b": 5}
-    assert len(await world.pull("a", "alpha", 5)) == 5
-    await world.complete("b", await world.pull("b", "alpha", 2))
-    await world.settle()
-    await world.submit("alpha", slo_s=3600.0)
-    await world.settle()
-    assert (await waiting_on(world))["b"] == 4, "three wait there; on the other one five run"
 
 
 async def test_the_least_loaded_keeps_a_model_where_it_is_until_others_have_clearly_less() -> None:
@@ -282,17 +250,6 @@ async def test_edf_serves_by_deadline_whatever_the_model() -> None:
     assert (await world.queues())["a"] == ["beta", "alpha"] * 6
 
 
-async def test_edf_goes_where_it_would_end_first() -> None:
-    world = world_of(Order.EDF)
-    await world.join("a", "big")
-    await world.join("b", "small")
-    await world.lead()
-    await world.submit("alpha", slo_s=3600.0, count=900)
-    await world.settle()
-    found = await waiting_on(world)
-    assert found["a"] == pytest.approx(2 * found["b"], rel=0.25), "the big one is twice as fast"
-
-
 async def test_edf_keeps_bands_and_gives_work_to_an_instance_that_joins() -> None:
     world = world_of(Order.EDF)
     await joined(world, ("a",))
@@ -350,38 +307,3 @@ async def test_shepherd_makes_batches_of_a_fixed_size() -> None:
     slot, group = machine.board.slots["a"], next(iter(machine.board.groups.values()))
     limits = machine.estimates.limits(slot, group.traits.key, 3600.0, 200.0)
     assert sizes[-1] == int(limits.live / world.policy.delta)
-
-
-async def test_shepherd_ends_more_batches_in_time_than_deadlines_alone_do() -> None:
-    """Overload: by deadline every batch is late in turn; the program lets some go and ends the others in time."""
-    late = {}
-    for order in (Order.EDF, Order.SHEPHERD):
-        world = world_of(order, delta=1.0)
-        await joined(world, ("a",))
-        await world.submit("alpha", slo_s=4.0, count=600)
-        await world.settle()
-        await world.submit("alpha", slo_s=11.0, count=300)
-        await world.advance(1.0)
-        machine = world.machine
-        assert machine is not None
-        late[order] = machine.changes.predicted.late
-    assert late[Order.SHEPHERD] < late[Order.EDF]
-
-
-async def test_shepherd_out_of_time_falls_back_on_deadlines_and_says_so() -> None:
-    world = world_of(Order.SHEPHERD)
-    await joined(world, ("a", "b"))
-    machine = world.machine
-    assert machine is not None
-    await world.submit("alpha", slo_s=5.0, count=900)
-    await world.submit("beta", slo_s=6.0, count=900)
-    await world.settle()
-    hurried = Shepherd(time_limit_s=0.0)
-    orders = hurried.reorder(machine.board, machine.changes.table, world.now_s)
-    assert orders is not None
-    assert hurried.fallbacks == 1
-    patient = Shepherd()
-    assert patient.reorder(machine.board, machine.changes.table, world.now_s) is not None
-    assert patient.fallbacks == 0
-    named = sorted(group_id for order in orders.values() for group_id in order)
-    assert named == sorted(group.group_id for group in machine.board.groups.values() if group.open)

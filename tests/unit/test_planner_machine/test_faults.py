@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qlm_planner.machine.effects import Call, Place, ReadArrivals
+from qlm_planner.machine.effects import Call, Place
 from qlm_planner.machine.events import Tick
 from qlm_planner.policy import Policy
 
@@ -56,39 +56,6 @@ async def test_every_call_may_fail(kind: str, when: str) -> None:
     assert {name: group.waiting for name, group in machine.board.groups.items()} == {
         name: group.waiting for name, group in overview.groups.items()
     }
-
-
-async def test_an_arrival_whose_read_was_lost_is_found_again() -> None:
-    world = World()
-    await world.join("a")
-    await world.lead()
-    world.faults = lambda call: "after" if isinstance(call, ReadArrivals) else ""
-    [key] = await world.submit()
-    await world.settle()
-    assert await world.state(key) == "ACCEPTED"
-    world.faults = lambda call: ""
-    await world.advance(1.0)
-    assert await world.state(key) == "PLACED"
-
-
-async def test_a_repeated_placement_is_the_same_call() -> None:
-    world = World()
-    await world.join("a")
-    machine = await world.lead()
-    failed: list[Place] = []
-
-    def fault(call: Call) -> str:
-        if isinstance(call, Place) and len(failed) < 3:
-            failed.append(call)
-            return "after"
-        return ""
-
-    world.faults = fault
-    await world.submit(count=5)
-    await world.advance(2.0)
-    assert len(failed) == 3
-    assert failed[0] is failed[1] is failed[2]
-    assert [group.waiting for group in machine.board.groups.values()] == [5]
 
 
 async def test_failed_calls_are_repeated_with_growing_pauses() -> None:

@@ -136,13 +136,6 @@ async def test_they_are_not_shed(cause: RequeueCause) -> None:
     assert world.now_s > START_S + 2 * LEASE_S + SLO_S
 
 
-async def test_of_their_group_only_the_others_are_late() -> None:
-    world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S), behind=10)
-    await world.advance(4.0)
-    assert world.machine is not None
-    assert world.machine.changes.predicted.late == pytest.approx(10.0, abs=0.1)
-
-
 async def test_of_their_group_only_those_are_shed_that_wait_for_their_first_token() -> None:
     world, pulled = await gave_way(Policy(lease_ttl_s=LEASE_S, overload=Overload.SHED), behind=10)
     assert (alpha(world).waiting, alpha(world).answered) == (30, 20)

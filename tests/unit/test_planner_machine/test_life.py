@@ -14,17 +14,6 @@ from qlm_queue.values import GroupPlacement, Owned, RequestPlacement
 from .world import LEASE_S, World
 
 
-async def test_requests_alike_share_a_group() -> None:
-    world = World()
-    await world.join("a")
-    await world.lead()
-    keys = await world.submit("alpha", count=20)
-    keys += await world.submit("beta", count=20)
-    await world.settle()
-    assert {await world.state(key) for key in keys} == {"PLACED"}
-    assert sorted((await world.queues())["a"]) == ["alpha", "beta"]
-
-
 async def test_requests_that_ended_before_they_were_placed_are_forgotten() -> None:
     world = World()
     await world.join("a")

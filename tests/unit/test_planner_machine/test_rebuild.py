@@ -40,7 +40,7 @@ def decisions(effects: list[Effect]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 async def test_rebuilt_and_lived_on_decide_alike(seed: int) -> None:
     chance = random.Random(seed)
     world = World(QUIET)
@@ -87,30 +87,3 @@ async def test_rebuilt_and_lived_on_decide_alike(seed: int) -> None:
     of_rebuilt = decisions(rebuilt.step(world.now_s, ArrivalsRead(arrivals=arrivals)))
     assert len(of_lived) == 27
     assert of_lived == of_rebuilt
-
-
-async def test_a_long_scan_is_read_page_by_page_within_bounds() -> None:
-    """A new leader with a backlog holds no more than `pending_max` requests at a time."""
-    world = World()
-    keys = await world.submit("alpha", slo_s=36_000.0, count=6000)
-    await world.join("a")
-    machine = await world.lead()
-    assert {await world.state(key) for key in keys} == {"PLACED"}
-    assert machine.caught_up
-    places = [call for call in world.calls if isinstance(call, Place)]
-    assert sum(len(call.requests) for call in places) == 6000
-    assert max(len(call.requests) for call in places) <= 500
-
-
-async def test_groups_of_the_old_leader_take_new_requests() -> None:
-    world = World()
-    await world.join("a")
-    await world.lead()
-    await world.submit("alpha", count=5)
-    await world.settle()
-    [group_id] = await world.group_ids("a")
-    await world.lead()
-    await world.submit("alpha", count=5)
-    await world.settle()
-    assert await world.group_ids("a") == [group_id]
-    assert (await world.queue.overview()).groups[group_id].waiting == 10

@@ -9,7 +9,6 @@ from qlm_planner.policy import Policy
 from qlm_planner.search import Orders
 from qlm_planner.shell.solver_requests import answer
 
-from .test_policies import Job, serve_by_plan
 from .test_solver_problem import reversed_orders
 from .world import World
 
@@ -166,12 +165,3 @@ def test_margins() -> None:
     assert not is_worth(policy, 1_000.0, 910.0)
     assert not is_worth(policy, 10_000.0, float("nan"))
     assert not is_worth(policy, float("nan"), 0.0)
-
-
-async def test_an_adversary_makes_no_swaps() -> None:
-    """A-B-A-C: every request is a bit more urgent than all before it, and of another model. Who follows each of them swaps every time."""
-    models = ("alpha", "beta", "alpha", "gamma")
-    jobs = [Job(arrival_s=0.4 * number, model=models[number % 4], slo_s=700.0 - 1.5 * number) for number in range(120)]
-    served = await serve_by_plan(jobs)
-    assert served.late == 0
-    assert served.swaps <= 12, served

