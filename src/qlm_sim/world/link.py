@@ -30,13 +30,14 @@ class QueueLink:
         await self._network.call(self._process, Command(name="renew_lease", args=(lease, ttl_s)), within_s)
 
     def __getattr__(self, operation: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        signature = inspect.signature(getattr(MemoryQueue, operation))
+        _, *parameters = inspect.signature(getattr(MemoryQueue, operation)).parameters.values()
+        defaults = {each.name: each.default for each in parameters}
+        names = tuple(defaults)
 
         async def call(*args: Any, **named: Any) -> Any:
-            if named or len(args) + 1 < len(signature.parameters):
-                given = signature.bind(None, *args, **named)
-                given.apply_defaults()
-                args = given.args[1:]
+            if len(args) < len(names):
+                given = defaults | named
+                args = (*args, *(given[name] for name in names[len(args) :]))
             return await self._network.call(self._process, Command(name=operation, args=args))
 
         setattr(self, operation, call)  # the next use finds it
