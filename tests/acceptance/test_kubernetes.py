@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from qlm_process.config import load_config
 
 ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
 BASE = yaml.safe_load((ROOT / "kustomization.yaml").read_text())
-OBJECTS: list[dict[str, Any]] = [each for name in BASE["resources"] for each in yaml.safe_load_all((ROOT / name).read_text())]
+RESOURCES = [*BASE["resources"], "multihost.yaml"]
+OBJECTS: list[dict[str, Any]] = [each for name in RESOURCES for each in yaml.safe_load_all((ROOT / name).read_text())]
 PODS = {each["metadata"]["name"]: each["spec"]["template"] for each in OBJECTS if each["kind"] in ("Deployment", "StatefulSet")}
 SERVICES = ("gateway", "planner", "estimator", "agent")
 POD = {"$(POD_NAME)": "qlm-x-0", "$(POD_IP)": "10.0.0.7"}
@@ -64,6 +67,21 @@ def test_each_pod_accepts_its_settings(service: str) -> None:
 def test_the_server_of_the_queue_is_that_of_compose() -> None:
     compose = yaml.safe_load((ROOT.parents[1] / "docker-compose.yml").read_text())["services"]["valkey"]
     assert PODS["qlm-valkey"]["spec"]["containers"][0]["args"] == compose["command"]
+
+
+def test_a_model_over_two_hosts_has_a_rank_a_host_and_as_many_gpus_as_it_asks_for() -> None:
+    (stateful,) = [each for each in OBJECTS if (each["kind"], each["metadata"]["name"]) == ("StatefulSet", "qlm-vllm")]
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    (script,) = container["args"]
+    sizes = {name: int(value) for name, value in re.findall(r"--([a-z-]+) (\d+)\b", script)}
+    assert sizes["nnodes"] == sizes["pipeline-parallel-size"] == stateful["spec"]["replicas"]
+    assert sizes["tensor-parallel-size"] == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert sizes["port"] == container["ports"][0]["containerPort"]
+    for rank in range(stateful["spec"]["replicas"]):
+        shown = ["sh", "-c", script.replace("exec vllm", "echo vllm")]
+        started = subprocess.run(shown, env={"RANK": str(rank)}, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+        assert started[started.index("--node-rank") + 1] == str(rank)
+        assert ("--headless" in started) == (rank > 0)
 
 
 @pytest.mark.parametrize("name", PODS)
