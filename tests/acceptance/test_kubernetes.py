@@ -115,5 +115,16 @@ def test_the_scaled_object_names_a_metric_and_a_set_that_exist() -> None:
     metrics = (ROOT.parents[1] / "docs" / "reference" / "metrics.md").read_text()
     assert "qlm_planner_advised_instances" in scaled["triggers"][0]["metadata"]["query"]
     assert "`qlm_planner_advised_instances`" in metrics
-    monitored = yaml.safe_load((ROOT / "monitoring" / "podmonitor.yaml").read_text())["spec"]
-    assert all(monitored["selector"]["matchLabels"].items() <= PODS[f"qlm-{service}"]["metadata"]["labels"].items() for service in SERVICES)
+
+
+def test_the_service_monitor_finds_the_metrics_of_every_service() -> None:
+    service, monitor = yaml.safe_load_all((ROOT / "monitoring" / "servicemonitor.yaml").read_text())
+    kubernetes_validate.validate(service, "1.31", strict=True)
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    assert [each["port"] for each in monitor["spec"]["endpoints"]] == [port["name"]]
+    for name in SERVICES:
+        pod = PODS[f"qlm-{name}"]
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        ports = {each["name"]: each["containerPort"] for each in pod["spec"]["containers"][0]["ports"]}
+        assert ports[port["targetPort"]] == port["port"]
