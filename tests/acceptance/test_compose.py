@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -19,18 +20,21 @@ from qlm_agent.config import AgentConfig, served_models
 from qlm_cli.root import COMMANDS
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_process.config import KNOWN_SECTIONS, load_config
+from qlm_process.identity.key_file import read_keys
+from qlm_process.identity.keys import split_key
 from qlm_queue.values import Durability
 
 ROOT = Path(__file__).parents[2]
 GPU_CONFIG = ROOT / "deploy" / "gpu.yaml"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
-BUILT = {name: service for name, service in SERVICES.items() if "build" in service}
+BUILT = {name: service for name, service in SERVICES.items() if "build" in service and name != "keys"}
 AGENTS = {name: service for name, service in BUILT.items() if name.startswith("agent-")}
 PROFILES = sorted({profile for service in SERVICES.values() for profile in service.get("profiles", ())})
 MOUNTED_AT = "/etc/qlm/qlm.yaml"
 TIMEOUT_S = 60
-OF_THE_STANDARD = "OTEL_EXPORTER_OTLP_ENDPOINT"
+NO_SETTINGS = {"QLM_CONFIG", "QLM_API_KEY_FILE", "OTEL_EXPORTER_OTLP_ENDPOINT", "HOME", "USER"}
+KEYS_AT = Path("/etc/qlm-keys")
 
 
 def kind_of(service: Mapping[str, Any]) -> str:
@@ -92,7 +96,7 @@ def test_each_service_accepts_its_settings(name: str) -> None:
 
     environment: dict[str, str] = service["environment"]
     assert environment["QLM_CONFIG"] == MOUNTED_AT
-    ours = {key: value for key, value in environment.items() if key not in ("QLM_CONFIG", OF_THE_STANDARD)}
+    ours = {key: value for key, value in environment.items() if key not in NO_SETTINGS}
     assert all(key.startswith("QLM_") and key.split("__")[0].removeprefix("QLM_").lower() in KNOWN_SECTIONS for key in ours)
 
     cls = getattr(import_module(f"qlm_{kind}.config"), f"{kind.capitalize()}Config")
@@ -101,6 +105,10 @@ def test_each_service_accepts_its_settings(name: str) -> None:
     assert settings.name == entry
     assert config.queue.url == "redis://valkey:6379/0"
     assert (config.telemetry.log_format, config.telemetry.metrics_host, config.telemetry.metrics_port) == ("json", "0.0.0.0", 9464)
+    keys = (config.security.key_file, config.security.service_key_file, environment["QLM_API_KEY_FILE"])
+    assert keys == tuple(str(KEYS_AT / each) for each in ("keys.json", "service.key", "operator.key"))
+    assert f"${{QLM_KEYS:-keys}}:{KEYS_AT}:ro" in service["volumes"]
+    config.security.check_listen("listen", settings.listen)
     port = settings.listen.rpartition(":")[2]
     assert f"EXPOSE {port} 9464" in dockerfile
     # The others reach it by the name of its service; the health check and the host's clients by any address.
@@ -131,25 +139,65 @@ def test_an_agent_with_a_gpu_runs_vllm_with_weights_that_it_sees(name: str) -> N
     assert service["build"]["args"]["EXTRAS"] == "agent,vllm"
     config = load_config(AgentConfig, str(GPU_CONFIG), "agents", service["command"][1], environment={})
     assert (config.agent.engine, config.agent.vllm.device) == ("vllm", "cuda")
-    models = [volume.split(":", 2)[1:] for volume in _without_variables(service["volumes"]) if MOUNTED_AT not in volume]
+    models = [volume.split(":", 2)[1:] for volume in _without_variables(service["volumes"]) if "/etc/" not in volume]
     assert models == [["/models", "ro"]]
     assert all(model.weights.startswith("/models/") for model in config.models)
     assert set(served_models(config, shipped_snapshot())) == {model.name for model in config.models}
 
 
 @pytest.mark.parametrize("name", SERVICES)
+def test_each_container_is_bounded_and_writes_only_to_volumes_and_memory(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert service["cpus"]
+    assert name == "valkey" or service["cap_drop"] == ["ALL"]
+    assert name in ("valkey", "keys") or service["user"] == "10001:10001"
+    writable = {volume for volume in service["volumes"] if not volume.endswith(":ro")}
+    assert writable == {"valkey": {"queue:/data"}, "keys": {f"${{QLM_KEYS:-keys}}:{KEYS_AT}"}}.get(name, set())
+
+
+def test_the_first_start_makes_keys_and_a_later_one_keeps_them(tmp_path: Path) -> None:
+    service, folder = SERVICES["keys"], tmp_path / "keys"
+    folder.mkdir()
+    (script,) = service["command"]
+    # Here the files are this user's; in the container root gives them to the user of the services.
+    script = script.replace(str(KEYS_AT), str(folder)).replace("chown ", ": ")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    made: list[dict[str, bytes]] = []
+    for start in ("first", "second"):
+        work = tmp_path / start
+        work.mkdir()
+        run = [*service["entrypoint"], script]
+        done = subprocess.run(run, cwd=work, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert made[0] == made[1]
+    assert made[0].keys() == {"keys.json", "client.key", "operator.key", "service.key"}
+    assert {path.stat().st_mode & 0o077 for path in folder.iterdir()} == {0}
+    for key in read_keys(str(folder / "keys.json")):
+        id_, secret = split_key(made[0][f"{key.role}.key"].decode().strip())
+        assert key.id == id_
+        assert key.matches(secret)
+
+
+@pytest.mark.parametrize("name", SERVICES)
 def test_each_container_is_watched_restarted_and_started_after_the_server(name: str) -> None:
     service = SERVICES[name]
-    assert service["restart"] == "unless-stopped"
+    assert service["restart"] == ("no" if name == "keys" else "unless-stopped")
     assert service["logging"]["options"] == {"max-size": "32m", "max-file": "2"}
     check = service["healthcheck"]["test"]
+    if name == "keys":
+        assert check == ["NONE"]
+        return
     if name == "valkey":
         assert check == ["CMD-SHELL", "valkey-cli ping | grep -q PONG"]
         return
     port = {"gateway": 50051, "planner": 50052, "estimator": 50053, "agent": 50054}[kind_of(service)]
     assert check == ["CMD", "qlm", "health", f"127.0.0.1:{port}"]
     assert "health" in COMMANDS
-    assert service["depends_on"] == {"valkey": {"condition": "service_healthy"}}
+    assert service["depends_on"] == {"valkey": {"condition": "service_healthy"}, "keys": {"condition": "service_completed_successfully"}}
 
 
 def test_the_server_keeps_what_it_acknowledged() -> None:
@@ -185,6 +233,7 @@ def test_compose_reads_the_file(program: tuple[str, ...], profiles: tuple[str, .
     for name in wanted:
         assert gpus_of(understood[name]) == gpus_of(SERVICES[name])
         assert understood[name]["healthcheck"]["test"] == SERVICES[name]["healthcheck"]["test"]
+        assert understood[name]["read_only"]
 
 
 def _without_variables(texts: Sequence[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from qlm_process.config import load_config
 
 ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
 BASE = yaml.safe_load((ROOT / "kustomization.yaml").read_text())
-OBJECTS: list[dict[str, Any]] = [each for name in BASE["resources"] for each in yaml.safe_load_all((ROOT / name).read_text())]
+RESOURCES = [*BASE["resources"], "multihost.yaml"]
+OBJECTS: list[dict[str, Any]] = [each for name in RESOURCES for each in yaml.safe_load_all((ROOT / name).read_text())]
 PODS = {each["metadata"]["name"]: each["spec"]["template"] for each in OBJECTS if each["kind"] in ("Deployment", "StatefulSet")}
 SERVICES = ("gateway", "planner", "estimator", "agent")
 POD = {"$(POD_NAME)": "qlm-x-0", "$(POD_IP)": "10.0.0.7"}
@@ -66,6 +69,21 @@ def test_the_server_of_the_queue_is_that_of_compose() -> None:
     assert PODS["qlm-valkey"]["spec"]["containers"][0]["args"] == compose["command"]
 
 
+def test_a_model_over_two_hosts_has_a_rank_a_host_and_as_many_gpus_as_it_asks_for() -> None:
+    (stateful,) = [each for each in OBJECTS if (each["kind"], each["metadata"]["name"]) == ("StatefulSet", "qlm-vllm")]
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    (script,) = container["args"]
+    sizes = {name: int(value) for name, value in re.findall(r"--([a-z-]+) (\d+)\b", script)}
+    assert sizes["nnodes"] == sizes["pipeline-parallel-size"] == stateful["spec"]["replicas"]
+    assert sizes["tensor-parallel-size"] == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert sizes["port"] == container["ports"][0]["containerPort"]
+    for rank in range(stateful["spec"]["replicas"]):
+        shown = ["sh", "-c", script.replace("exec vllm", "echo vllm")]
+        started = subprocess.run(shown, env={"RANK": str(rank)}, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+        assert started[started.index("--node-rank") + 1] == str(rank)
+        assert ("--headless" in started) == (rank > 0)
+
+
 @pytest.mark.parametrize("name", PODS)
 def test_pods_run_as_nobody_and_write_only_to_volumes(name: str) -> None:
     spec = PODS[name]["spec"]
@@ -97,5 +115,16 @@ def test_the_scaled_object_names_a_metric_and_a_set_that_exist() -> None:
     metrics = (ROOT.parents[1] / "docs" / "reference" / "metrics.md").read_text()
     assert "qlm_planner_advised_instances" in scaled["triggers"][0]["metadata"]["query"]
     assert "`qlm_planner_advised_instances`" in metrics
-    monitored = yaml.safe_load((ROOT / "monitoring" / "podmonitor.yaml").read_text())["spec"]
-    assert all(monitored["selector"]["matchLabels"].items() <= PODS[f"qlm-{service}"]["metadata"]["labels"].items() for service in SERVICES)
+
+
+def test_the_service_monitor_finds_the_metrics_of_every_service() -> None:
+    service, monitor = yaml.safe_load_all((ROOT / "monitoring" / "servicemonitor.yaml").read_text())
+    kubernetes_validate.validate(service, "1.31", strict=True)
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    assert [each["port"] for each in monitor["spec"]["endpoints"]] == [port["name"]]
+    for name in SERVICES:
+        pod = PODS[f"qlm-{name}"]
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        ports = {each["name"]: each["containerPort"] for each in pod["spec"]["containers"][0]["ports"]}
+        assert ports[port["targetPort"]] == port["port"]

@@ -43,6 +43,7 @@ def test_rules_and_dashboard_name_metrics_that_exist() -> None:
     named = {re.sub(r"_(bucket|sum|count)$", "", name) for each in (*rules, *EXPRESSIONS) for name in re.findall(r"\bqlm_\w+", each)}
     assert len(named) > 20
     assert named <= known, named - known
+    assert {"qlm_gateway_oldest_request_seconds", "qlm_gateway_held_ratio"} <= set(re.findall(r"\bqlm_\w+", " ".join(EXPRESSIONS)))
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
     assert len(set(places)) == len(places)
 
