@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+import tracemalloc
 from io import BytesIO
 from pathlib import Path
 from typing import NoReturn
@@ -73,3 +75,23 @@ async def test_a_damaged_batch_leaves_the_others_and_is_tried_again_later(tmp_pa
         await asyncio.wait([running])
     assert [each.code for each in store.batch(BATCH.tenant, BATCH.id).errors] == ["invalid_file"]
     assert [each["batch"] for each in logs if each["event"] == "batch_failed"] == [damaged.id], "once in RETRY_MAX_S"
+
+
+def test_a_file_of_the_largest_size_is_checked_within_little_memory(tmp_path: Path) -> None:
+    bounds, path = BatchSettings(), tmp_path / "largest.jsonl"
+    bytes_a_line = bounds.file_bytes_max // bounds.lines_max
+    with path.open("wb") as file:
+        for number in range(bounds.lines_max):
+            body = {"model": "m", "prompt": "x"}
+            line = {"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions", "body": body}
+            body["prompt"] = "x" * (bytes_a_line - len(json.dumps(line)))
+            file.write(json.dumps(line).encode() + b"\n")
+    assert 0.99 < path.stat().st_size / bounds.file_bytes_max <= 1.0
+    tracemalloc.start()
+    try:
+        with path.open("rb") as file:
+            assert check_file(file, "/v1/completions", HttpSettings(), bounds.lines_max, ["m"]) == (bounds.lines_max, [])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
