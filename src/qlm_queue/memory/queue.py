@@ -64,7 +64,7 @@ Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 WAKING = frozenset(
     {
-        *("accept", "attach", "cancel", "expire", "place", "regroup", "apply_plan", "reclaim", "shed"),
+        *("accept", "attach", "cancel", "erase", "expire", "place", "regroup", "apply_plan", "reclaim", "shed"),
         *("pull", "unpull", "emit", "complete", "requeue", "report", "condemn"),
     }
 )
@@ -174,9 +174,7 @@ class MemoryQueue:
         return memory_admission.cancel(self.state, self._now_s(), key, result)
 
     async def erase(self, key: RequestKey, result: bytes) -> RequestState:
-        state = memory_admission.erase(self.state, self._now_s(), key, result)
-        await self._notify()
-        return state
+        return memory_admission.erase(self.state, self._now_s(), key, result)
 
     async def expire(self, result: bytes) -> int:
         return memory_admission.expire(self.state, self._now_s(), result)
