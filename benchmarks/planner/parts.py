@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from qlm_planner import search
 from qlm_planner.policy import Policy
-from qlm_planner.search import solve
 from qlm_planner.search.problem import Problem, Solution
 
 Case = TypeVar("Case")
@@ -50,4 +50,4 @@ class Plan:
 
 def replanned(problem: Problem, seed: int) -> Solution:
     """As the service replans: with its own number of moves."""
-    return solve(problem, moves=Policy().replan_moves(problem.groups), seed=seed)
+    return search.solve(problem, moves=Policy().replan_moves(problem.groups), seed=seed)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
+from benchmarks import ROOT
 from benchmarks.figures import document, parts_of
 from benchmarks.gateway.chats import chats_of
 from benchmarks.gateway.http_client import HttpConnection
@@ -181,3 +184,10 @@ async def test_events_are_counted_wherever_the_bytes_are_cut() -> None:
     port = server.sockets[0].getsockname()[1]
     async with server, HttpConnection(f"127.0.0.1:{port}") as connection:
         assert sum([number async for number in connection.events(b"GET / HTTP/1.1\r\n\r\n")]) == 5
+
+
+def test_the_benchmarks_start_without_the_solver_and_without_engines() -> None:
+    """vLLM cannot start in a process that has loaded the solver's compiler."""
+    code = "import sys, benchmarks.__main__; print(*sorted({'numba', 'torch', 'vllm'} & sys.modules.keys()))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    assert ran.stdout == "\n"
