@@ -146,7 +146,7 @@ async def replayed(client: AsyncClient, timed: Sequence[TimedRequest], vocabular
 
 async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
     """Measures the engine as `qlm profile` does, first alone and then in a cluster in `folder`, which is stopped. Raises QlmError."""
-    await asyncio.to_thread(apart, search.warm_up)  # for all later processes with this code
+    await asyncio.to_thread(apart, _compile_solver)
     config = agent_config({MODEL: plan.model}, CONTEXT_TOKENS, SEATS, settings_of(plan, kv_cache_gb=KV_GB))
     limit_s = max(PROFILE_LIMIT_LEAST_S, PROFILE_LIMIT_S * plan.scale)
     (found,) = await profile_engine(config, shipped_snapshot(), [], limit_s=limit_s, say=plan.say, clock=time.monotonic)
@@ -178,6 +178,11 @@ async def serving(measured: MeasuredAgent, folder: Path, vocabulary: int) -> Asy
             yield client, estimator
     finally:
         await cluster.stop()
+
+
+def _compile_solver() -> None:
+    """Compiles for all later processes with this code. vLLM cannot start in a process that has loaded the compiler."""
+    search.warm_up()
 
 
 def _import(estimator: str, profiles: ProfileSnapshot) -> None:
