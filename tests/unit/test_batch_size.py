@@ -137,6 +137,13 @@ def test_beside_models_that_wait_throughput_counts() -> None:
     assert served_per_s(sizes_of[-1]) > 0.9 * served_per_s(256)
 
 
+def test_models_whose_requests_are_due_much_later_change_nothing() -> None:
+    alone, beside = BatchChoice(256), BatchChoice(256)
+    for _ in range(5):
+        found = beside.choose(MISTRAL, (CHAT, MINUTE, HOUR), others=[(3600.0, 600)])
+        assert found == alone.choose(MISTRAL, (CHAT, MINUTE, HOUR))
+
+
 def test_one_course_does_not_move_the_batch_far() -> None:
     """Each course by itself has another best size, from 13 to 51."""
     choice = BatchChoice(256)

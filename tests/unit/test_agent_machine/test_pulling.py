@@ -184,6 +184,20 @@ def test_the_limit_bounds_a_pull(monkeypatch: pytest.MonkeyPatch) -> None:
     assert t.pull.requests_max == 20
 
 
+def test_groups_of_other_models_count_as_those_that_wait_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[tuple[float, int]]] = []
+
+    def choose(*demands: object, others: list[tuple[float, int]], **settings: object) -> int:
+        seen.append(others)
+        return 60
+
+    monkeypatch.setattr("qlm_agent.decisions.batch_size.BatchChoice.choose", choose)
+    t = Transcript(batch_by_slo=True, batch_max=256, hardware={"m": profile("m", recompute_us=0.0)})
+    t.serve()
+    t.at(4.0).answer_pull(pulled("a", prompt=10), head=group("m", prompt=10, waiting=30, due=24.0), ahead=("n", "m", "o"))
+    assert [count for _, count in seen[-1]] == [1, 1]
+
+
 def test_groups_behind_the_head_are_read_once_a_second() -> None:
     t = Transcript()
     t.serve()
