@@ -43,6 +43,35 @@ async def outcome(answer: asyncio.Future[Any]) -> Any:
             return type(error)
 
 
+@pytest.mark.parametrize("turns", range(15))
+async def test_opening_ends_when_cancelled_at_any_turn_of_the_loop(client: redis.Redis, turns: int) -> None:
+    """The client's own `wait_for` loses a cancellation before Python 3.12."""
+    pipe = Pipe(client.connection_pool.make_connection(), LONG_S)  # type: ignore[no-untyped-call]
+    opening = asyncio.create_task(pipe.start())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if opening.cancel():  # else it had ended
+        await asyncio.wait([opening])
+        assert opening.cancelled()
+    await pipe.stop()
+
+
+async def test_opening_works_in_a_task_that_was_cancelled_before(client: redis.Redis) -> None:
+    async def cleanup() -> bytes:
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            pipe = await started(client, LONG_S)
+            answer: bytes = await pipe.ask("ECHO", "cleanup")
+            await pipe.stop()
+            return answer  # noqa: B012
+
+    task = asyncio.create_task(cleanup())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == b"cleanup"
+
+
 async def test_answers_come_to_their_calls_in_order(client: redis.Redis) -> None:
     pipe = await started(client, LONG_S)
     answers = [pipe.ask("INCR", "pipe:count") if number % 3 else pipe.ask("NOSUCHCOMMAND", number) for number in range(300)]

@@ -42,5 +42,6 @@ async def reach_queue(queue: Queue, clock: ServerClock, stop: asyncio.Event) -> 
         except Unavailable as error:
             structlog.get_logger().warning("queue_not_reached", error=error.message)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), RETRY_S)
+            async with asyncio.timeout(RETRY_S):
+                await stop.wait()
     return False

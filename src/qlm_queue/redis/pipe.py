@@ -57,7 +57,11 @@ class Pipe(asyncio.Protocol):
 
     async def start(self) -> None:
         """Connects. Raises the client's errors."""
+        task = asyncio.current_task()
+        cancelled_before = task.cancelling() if task is not None else 0
         await self._connection.connect()  # type: ignore[no-untyped-call]
+        if task is not None and task.cancelling() > cancelled_before:  # the client writes under `wait_for`, which loses it before 3.12
+            raise asyncio.CancelledError
         # The client connects, authenticates and selects; from here on its streams would only be in the way.
         writer = self._connection._writer
         assert writer is not None, "it is connected"

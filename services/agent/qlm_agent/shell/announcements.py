@@ -61,7 +61,8 @@ class Announcer:
                     self._announced = ("", "", False)
                     structlog.get_logger().debug("load_report_failed", address=self._address, error=str(error))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._due.wait(), self._every_s)
+                    async with asyncio.timeout(self._every_s):
+                        await self._due.wait()
                 self._due.clear()
         finally:
             await self._close()
