@@ -29,7 +29,7 @@ from qlm_deploy.plan import describe_map
 from qlm_deploy.stages import Demand
 from qlm_deploy.topology import parse_topology
 
-DEVICES = ("float32", "bfloat16")
+DEVICES = ("float32", "float64")
 PROMPT = tuple(range(100, 116))
 TOKENS, WARM_TOKENS = 8, 2
 SHARES = (0.2, 0.4, 0.6, 0.8)
