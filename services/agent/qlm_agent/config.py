@@ -59,6 +59,9 @@ class SimulatedSettings(Section):
     )
     kv_capacity_tokens: int = Field(0, ge=0, description="Tokens of KV; 0: as the profile says.")
     tell_every_s: Seconds = Field(0.02, description="How often running requests hand out their tokens.")
+    shared_prefix_tokens: int = Field(
+        0, ge=0, description="Tokens with which all prompts of a model begin, computed once while it is active, then in the prefix cache."
+    )
 
 
 class AgentSettings(Section):
@@ -190,6 +193,7 @@ def simulated_limits(agent: AgentSettings) -> SimulatedLimits:
         host_kv_gb=agent.simulated.host_kv_gb,
         kv_capacity_tokens=agent.simulated.kv_capacity_tokens,
         tell_every_s=agent.simulated.tell_every_s,
+        shared_prefix_tokens=agent.simulated.shared_prefix_tokens,
     )
 
 
