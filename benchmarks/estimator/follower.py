@@ -64,6 +64,7 @@ class Follower:
         self._predicted: dict[int, Predicted] = {}
         self._started_s: dict[int, float] = {}
         self._first_token_s: dict[int, float] = {}
+        self._cached_tokens: dict[int, int | None] = {}
         self._sequence = 0
         self._seen_s = -math.inf
 
@@ -188,6 +189,7 @@ class Follower:
         elif happened.kind is Kind.STARTED:
             self._started_s[happened.number] = happened.at_s
             self._first_token_s[happened.number] = happened.first_token_s
+            self._cached_tokens[happened.number] = happened.cached_tokens
         elif happened.kind is Kind.PULLED:
             self._pulled(happened)
         elif happened.kind is Kind.COMPLETED:
@@ -282,5 +284,6 @@ class Follower:
             output_tokens=request.output_tokens if done else 0,
             first_token_s=self._first_token_s.pop(happened.number) if done else 0.0,
             finished_s=happened.at_s if done else 0.0,
+            cached_tokens=self._cached_tokens.pop(happened.number) if done else None,
             length_guess=None if known is None else known.guess,
         )

@@ -46,7 +46,7 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True)
 class Happened:
     """Something happened at `at_s` on an instance ("" for an arrival). SWAPPED, WARMED: the load took `took_s`, `from_warm` from host
-    memory. STARTED: the first token came at `first_token_s`."""
+    memory. STARTED: the first token came at `first_token_s`, and the prefix cache had `cached_tokens` of the prompt."""
 
     kind: Kind
     at_s: float
@@ -56,6 +56,7 @@ class Happened:
     took_s: float = 0.0
     from_warm: bool = False
     first_token_s: float = 0.0
+    cached_tokens: int | None = None
 
 
 class Slower(InstanceNoise):
@@ -87,10 +88,12 @@ class TrueInstance:
     slowness: float = 1.0
 
     @classmethod
-    def of(cls, facts: InstanceFacts, models: Mapping[str, SimulatedModel], seed: int, bias_max: float = BIAS_MAX) -> TrueInstance:
-        """An instance with nothing loaded; its bias and its noise follow from the seed and its name."""
+    def of(
+        cls, facts: InstanceFacts, models: Mapping[str, SimulatedModel], seed: int, bias_max: float = BIAS_MAX, shared_prefix: int = 0
+    ) -> TrueInstance:
+        """An instance with nothing loaded; its bias and its noise follow from the seed and its name. `shared_prefix`: in tokens."""
         noise = Slower(seed=seed, instance=facts.name, step_noise=STEP_NOISE_MIN, bias_max=bias_max)
-        limits = SimulatedLimits(batch_max=facts.batch_max, tell_every_s=TELL_EVERY_S)
+        limits = SimulatedLimits(batch_max=facts.batch_max, tell_every_s=TELL_EVERY_S, shared_prefix_tokens=shared_prefix)
         return cls(
             facts=facts,
             core=SimulatedCore(models, noise, FirstComeFirstServed(), limits),
@@ -140,7 +143,8 @@ class TrueInstance:
         self.runs.add_output(run, len(output.token_ids) // TOKEN_BYTES)
         if not run.started:
             run.started = True
-            yield Happened(Kind.STARTED, output.started_s, number, name, run.model, first_token_s=output.first_s)
+            first_s, cached = output.first_s, output.cached_tokens
+            yield Happened(Kind.STARTED, output.started_s, number, name, run.model, first_token_s=first_s, cached_tokens=cached)
         if output.finish is not None:
             self.runs.remove(run)
             self.expected.record_completion(run)

@@ -13,14 +13,14 @@ from google.protobuf.message import Message
 Made = TypeVar("Made")
 
 
-def value_of(kind: Callable[..., Made], message: Message, **others: object) -> Made:
+def value_of(kind: Callable[..., Made], message: Message, /, **others: object) -> Made:
     """The dataclass `kind` with the message's fields of its names: repeated ones as tuples, optional ones that are absent as None.
     `others`: its fields that are not copied."""
     found = _fields(kind, message.DESCRIPTOR)
     return kind(**{name: _read(message, name, optional) for name, optional in found if name not in others}, **others)
 
 
-def message_of(kind: Callable[..., Made], value: object, **others: object) -> Made:
+def message_of(kind: Callable[..., Made], value: object, /, **others: object) -> Made:
     """The message `kind` with the fields of a dataclass. `others`: fields that are not copied."""
     copied: Any = type(value)
     return kind(**{name: getattr(value, name) for name in _names(copied) if name not in others}, **others)

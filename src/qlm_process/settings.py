@@ -216,6 +216,19 @@ class SecuritySettings(Section):
         )
 
 
+class ServiceConfig(Section):
+    """The part of the configuration file that every service reads; each adds its own section."""
+
+    queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue that it works on.")
+    models: tuple[ModelSettings, ...] = Field((), description="The served models.")
+    security: SecuritySettings = Field(default_factory=SecuritySettings, description="Keys and TLS.")
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
+
+    def catalogue(self) -> dict[str, ModelSpec]:
+        """The served models by name."""
+        return {model.name: model.spec() for model in self.models}
+
+
 @lru_cache(maxsize=256)  # each call over HTTP has its host checked
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is this machine's own."""

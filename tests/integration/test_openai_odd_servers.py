@@ -171,6 +171,34 @@ async def test_the_same_in_other_words(server: OddServer, engine: OpenAiEngine, 
     assert (text, end.finish, end.failure) == (said, FinishReason.STOP, None)
 
 
+USAGES: list[tuple[object, int | None]] = [
+    ({"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": 10}}, 1),
+    ({"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": 0}}, 0),
+    ({"prompt_tokens": 20, "prompt_tokens_details": None}, None),
+    ({"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": 21}}, None),
+    ({"prompt_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0}}, None),
+    ([], None),
+]
+"""Usages, and what of the two tokens of a prompt was cached then."""
+
+
+@pytest.mark.parametrize(("usage", "cached_tokens"), USAGES)
+async def test_the_usage_says_what_was_cached(server: OddServer, engine: OpenAiEngine, usage: object, cached_tokens: int | None) -> None:
+    server.says(*words("one", finish=["stop"]), {"choices": [], "usage": usage})
+    text, end = await answer(engine)
+    assert (text, end.finish, end.cached_tokens) == ("one", FinishReason.STOP, cached_tokens)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+async def test_an_answer_is_whole_where_nothing_follows_it(server: OddServer, start: Start, holds: bool) -> None:
+    """Neither a usage nor the end of the stream: only comments, or a connection that breaks."""
+    engine = await start()
+    server.says(*words("one", finish=["stop"]))
+    server.body, server.holds = server.body.removesuffix(b"data: [DONE]\n\n"), holds
+    text, end = await answer(engine)
+    assert (text, end.finish, end.failure, end.cached_tokens) == ("one", FinishReason.STOP, None, None)
+
+
 async def test_the_chunks_of_a_chat_are_no_text(server: OddServer, engine: OpenAiEngine) -> None:
     server.says({"choices": [{"delta": {"content": "one"}, "finish_reason": None}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
     text, end = await answer(engine)

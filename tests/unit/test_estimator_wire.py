@@ -74,6 +74,14 @@ def test_every_field_of_an_event_is_read() -> None:
     assert (event.acceptance_number, event.prompt_tokens, event.model) == (9, 11, "chat")
     assert (event.output_tokens, event.slo_class) == (12, "64s")
     assert (event.first_token_s, event.finished_s, event.paused_s) == (12.5, 13.5, 0.25)
+    assert event.cached_tokens is None
+
+
+@pytest.mark.parametrize("cached_tokens", [0, 7])
+def test_what_was_cached_is_not_the_same_as_nothing_known(cached_tokens: int) -> None:
+    (event,) = _learned_from(_entry(events_pb2.RequestEvent(kind=events_pb2.EVENT_KIND_COMPLETED, cached_tokens=cached_tokens)))
+    assert isinstance(event, Lifecycle)
+    assert event.cached_tokens == cached_tokens
 
 
 def test_kinds() -> None:

@@ -170,6 +170,7 @@ def test_everything_that_was_asked_is_in_the_body() -> None:
         "model": "far",
         "prompt": [1, 2],
         "stream": True,
+        "stream_options": {"include_usage": True},
         "return_token_ids": True,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -185,7 +186,8 @@ def test_everything_that_was_asked_is_in_the_body() -> None:
         "return_tokens_as_token_ids": True,
     }
     assert completion_body("far", "text", Sampling(regex="a+"), EXTRA_PARAMETERS)["structured_outputs"] == {"regex": "a+"}
-    assert completion_body("far", "text", Sampling(), ()) == {"model": "far", "prompt": "text", "stream": True}
+    plain = {"model": "far", "prompt": "text", "stream": True, "stream_options": {"include_usage": True}}
+    assert completion_body("far", "text", Sampling(), ()) == plain
 
 
 def test_what_is_off_is_not_left_to_the_defaults_of_the_model() -> None:

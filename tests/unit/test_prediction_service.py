@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,19 @@ def test_prefills_limit_the_batch() -> None:
     assert service(10_000, Normal.point(180.0), MISTRAL).batch == pytest.approx(180 * 2_048 / 10_000)
     served = service(10_000, Normal.point(180.0), MISTRAL)
     assert served.token_s * 180 == pytest.approx(served.step_s * 10_000 / 2_048), "each request pays for the steps of its prefill"
+
+
+@pytest.mark.parametrize("row", [MISTRAL, replace(MISTRAL, prefill_ms_per_token_squared=0.0)])
+def test_cached_prompts_are_prefilled_less_and_hold_as_much(row: HardwareProfile) -> None:
+    """The last 2,500 tokens of 10,000 are computed: their attention reads all, 10,000^2 - 7,500^2."""
+    whole, cached = (service(10_000, Normal.point(180.0), row, uncached_share=share) for share in (1.0, 0.25))
+    by_hand_ms = row.prefill_ms_per_token * 2_500 + row.prefill_ms_per_token_squared * (10_000**2 - 7_500**2)
+    assert cached.prefill_work_s == pytest.approx(by_hand_ms / 1e3)
+    assert cached.prefill_s - cached.prefill_work_s == pytest.approx(row.prefill_base_ms / 1e3)
+    assert row.prefill_s(10_000, 0.25) == pytest.approx(cached.prefill_s)
+    assert (cached.sequence_s, cached.step_base_s) == (whole.sequence_s, whole.step_base_s)
+    # Prefills limit the batch of whole prompts, KV that of cached ones.
+    assert cached.batch == pytest.approx(min(4 * whole.batch, row.kv_capacity_tokens / 10_180))
 
 
 def test_attention_makes_long_prompts_dearer() -> None:

@@ -207,10 +207,20 @@ def test_impossible_workload_is_refused(mean: float, variance: float) -> None:
 
 def test_a_snapshot_survives_the_wire() -> None:
     learned = replace(_row(), instance="a", slowdown=1.2, samples=50)
-    workload = (_workload(30, 500.0, slo_class="32s", token_class="256"),)
+    workload = (replace(_workload(30, 500.0, slo_class="32s", token_class="256"), uncached_share=0.25),)
     snapshot = ProfileSnapshot(version=7, made_s=1234.5, hardware=(*SHIPPED.hardware, learned), workload=workload)
     assert profile_wire.from_body(profile_wire.to_body(snapshot)) == snapshot
     assert profile_wire.to_body(snapshot) == profile_wire.to_body(profile_wire.from_body(profile_wire.to_body(snapshot)))
+
+
+def test_a_row_of_an_older_version_says_nothing_of_caches() -> None:
+    message = profile_wire.to_proto(ProfileSnapshot(version=1, made_s=0.0, hardware=(), workload=(_workload(30, 500.0),)))
+    message.workload[0].ClearField("uncached_share")
+    assert profile_wire.from_proto(message).workload[0].uncached_share == 1.0
+    for wrong in (-0.5, 1.5, float("nan")):
+        message.workload[0].uncached_share = wrong
+        with pytest.raises(ValueError, match="uncached_share"):
+            profile_wire.from_proto(message)
 
 
 def test_bad_bytes_and_figures_are_refused() -> None:

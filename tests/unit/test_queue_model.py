@@ -77,7 +77,7 @@ def test_many_queues_are_each_as_alone(made: list[tuple[list[tuple[str, int, int
 def test_a_batch_of_one_class_is_that_class() -> None:
     engine = EngineColumns.of([(SHIPPED.hardware[0], 64.0), (SHIPPED.hardware[1], 256.0)])
     of, prompt, spread = np.array([0, 1]), np.array([300.0, 4_000.0]), np.zeros(2)
-    alone = services(engine, of, prompt, spread, np.array([200.0, 90.0]), np.array([150.0**2, 60.0**2]))
+    alone = services(engine, of, prompt, spread, np.array([200.0, 90.0]), np.array([150.0**2, 60.0**2]), np.ones(2))
     together = mixed(alone, of, batch_mix(engine, of, np.array([10.0, 700.0]), prompt, alone))
     for name in ("batch", "step_s", "token_s", "left_tokens", "sequence_s", "joining_s"):
         assert getattr(together, name) == pytest.approx(getattr(alone, name)), name
@@ -89,7 +89,7 @@ def test_classes_share_a_batch_and_each_pays_for_its_own_tokens() -> None:
     assert row is not None
     engine, of = EngineColumns.of([(row, 256.0)]), np.zeros(2, dtype=np.int64)
     prompt = np.array([4_000.0, 300.0])
-    alone = services(engine, of, prompt, np.zeros(2), np.array([60.0, 300.0]), np.array([30.0**2, 100.0**2]))
+    alone = services(engine, of, prompt, np.zeros(2), np.array([60.0, 300.0]), np.array([30.0**2, 100.0**2]), np.ones(2))
     both = mixed(alone, of, batch_mix(engine, of, np.array([100.0, 400.0]), prompt, alone))
     assert alone.batch[0] < both.batch[0] == both.batch[1] <= alone.batch[1]
     assert both.token_s[0] > both.token_s[1], "a longer context costs more to read"
@@ -254,7 +254,7 @@ SHORT, LONG = 0, 1
 def mix_of(count: Floats, output: Floats) -> tuple[ServiceColumns, BatchMix]:
     """Classes of memoryless outputs behind prompts of 300 tokens, and the batch that they share."""
     of, prompt = np.zeros(len(count), dtype=np.int64), np.full(len(count), 300.0)
-    served = services(ENGINE, of, prompt, np.zeros(len(count)), output, output**2)
+    served = services(ENGINE, of, prompt, np.zeros(len(count)), output, output**2, np.ones(len(count)))
     return served, batch_mix(ENGINE, of, count, prompt, served)
 
 

@@ -263,3 +263,26 @@ def test_whatever_is_asked_in_any_order_output_is_exact_and_nothing_leaks(seed: 
             assert world.tokens[run_id] == expected, run_id
     stats = world.core.stats()
     assert (stats.running, stats.waiting, stats.offloaded, stats.kv_used_tokens, stats.host_kv_used_tokens) == (0, 0, 0, 0, 0)
+
+
+def test_a_shared_prefix_is_computed_once_while_its_model_is_active() -> None:
+    world = World(make(shared_prefix_tokens=1_000))
+    world.load("a", Tier.ACTIVE)
+    for run_id, tokens, cached in (("first", 2_000, 0), ("second", 2_000, 992), ("all of it", 500, 496), ("a block", 16, 0)):
+        began_s = world.now_s
+        world.start(run_id, number=len(world.tokens), tokens=tokens, answer=1)
+        assert world.last[run_id].cached_tokens == cached
+        prefill_s = PROFILE.prefill_work_s(tokens, tokens**2) - PROFILE.prefill_work_s(cached, cached**2)
+        assert world.now_s - began_s == pytest.approx(PROFILE.prefill_base_ms / 1e3 + prefill_s, rel=0.2)
+    for model, tier in (("b", Tier.ACTIVE), ("a", Tier.ACTIVE)):
+        world.load(model, tier)
+    world.start("after a swap", tokens=2_000)
+    assert world.last["after a swap"].cached_tokens == 0
+
+
+def test_kv_is_that_of_whole_prompts() -> None:
+    world = World(make(shared_prefix_tokens=1_000))
+    world.load("a", Tier.ACTIVE)
+    for number in range(3):
+        world.start(str(number), number=number, tokens=2_000)
+    assert world.core.stats().kv_used_tokens >= 6_000

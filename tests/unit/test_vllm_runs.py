@@ -197,7 +197,7 @@ async def test_output_comes_in_order_with_its_times(process: Process) -> None:
     held.add(request("r"), sent=True)
     process.add("r", 5)
     process.add("text", 2, prompt="hey")
-    await process.until(lambda: sum(len(row) > 5 for frame in process.steps for row in frame.head["made"]) == 2)
+    await process.until(lambda: sum(len(row) > 6 for frame in process.steps for row in frame.head["made"]) == 2)
     for frame in process.steps:
         held.take(frame)
     (output,) = held.read()  # of the run that it knows
@@ -215,7 +215,7 @@ async def test_log_probabilities_come_with_the_tokens_of_their_run(process: Proc
     for run_id, sampling in (("gone", {"logprobs": 1}), ("plain", {}), ("asks", {"logprobs": 0}), ("asks-more", {"logprobs": 3})):
         process.add(run_id, 5, sampling=sampling)
     await process.child.call("resume")
-    await process.until(lambda: sum(len(row) > 5 for frame in process.steps for row in frame.head["made"]) == 4)
+    await process.until(lambda: sum(len(row) > 6 for frame in process.steps for row in frame.head["made"]) == 4)
     for frame in process.steps:
         held.take(frame)
     found = {output.run_id: output.logprobs for output in held.read()}
@@ -265,7 +265,7 @@ async def test_what_fails_says_why_and_the_process_goes_on(process: Process) -> 
         await process.child.call("dance")
     process.child.send(Frame({"op": "add", "run": "c", "chat": {"messages": []}, "prompt": 0, "max": 5, "sampling": {}, "policy": {}}))
     await process.until(lambda: bool(process.steps))
-    assert process.steps[0].head["made"][0][5:] == ["", "refused", "the prompt: no template"]
+    assert process.steps[0].head["made"][0][6:] == ["", "refused", "the prompt: no template"]
     await process.child.call("ping")
 
 
@@ -330,12 +330,13 @@ async def test_what_is_asked_of_a_process_that_wakes_waits_as_long_as_the_wake_m
 async def test_a_run_may_have_several_rows_in_a_frame() -> None:
     held = EngineRuns()
     held.add(request("r"), sent=True)
-    rows = [["r", 2, 1.0, 1.5, 1.5], ["gone", 1, 1.0, 1.5, 1.5], ["r", 1, 1.0, 2.0, 2.0]]
+    rows = [["r", 2, 1.0, 1.5, 1.5, 32], ["gone", 1, 1.0, 1.5, 1.5, None], ["r", 1, 1.0, 2.0, 2.0, 32]]
     records = [record_of(token, 1) for token in (7, 8, 99, 9)]
     sizes = [len(records[0]) * 2, len(records[0]), len(records[0])]
     held.take(Frame({"made": rows, "logprobs": sizes}, bytes_of([7, 8, 99, 9]) + b"".join(records)))
     (output,) = held.read()
     assert (ids_of(output.token_ids), output.logprobs) == ([7, 8, 9], b"".join(records[:2] + records[3:]))
+    assert output.cached_tokens == 32
 
 
 async def test_runs_of_another_engine_fail_only_once() -> None:
@@ -345,7 +346,7 @@ async def test_runs_of_another_engine_fail_only_once() -> None:
     held.drop(["r"])
     assert held.read() == []
     held.add(request("s"), sent=True)
-    held.take(Frame({"made": [["s", 1, 1.0, 1.5, 1.5]]}, bytes_of([7])))
+    held.take(Frame({"made": [["s", 1, 1.0, 1.5, 1.5, None]]}, bytes_of([7])))
     held.fail("s", FailureKind.BROKEN, "gone")
     (output,) = held.read()
     assert (ids_of(output.token_ids), output.started_s) == ([7], 1.0)

@@ -27,17 +27,7 @@ from qlm_core.vocabulary.errors import ConfigError
 from qlm_core.vocabulary.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_core.vocabulary.slo_rules import PRIORITY_MAX
-from qlm_process.settings import (
-    Count,
-    GrpcSettings,
-    ListenAddress,
-    ModelSettings,
-    QueueSettings,
-    Seconds,
-    Section,
-    SecuritySettings,
-    TelemetrySettings,
-)
+from qlm_process.settings import Count, GrpcSettings, ListenAddress, Seconds, Section, ServiceConfig
 
 
 class SimulatedSettings(Section):
@@ -69,6 +59,9 @@ class SimulatedSettings(Section):
     )
     kv_capacity_tokens: int = Field(0, ge=0, description="Tokens of KV; 0: as the profile says.")
     tell_every_s: Seconds = Field(0.02, description="How often running requests hand out their tokens.")
+    shared_prefix_tokens: int = Field(
+        0, ge=0, description="Tokens with which all prompts of a model begin, computed once while it is active, then in the prefix cache."
+    )
 
 
 class AgentSettings(Section):
@@ -129,15 +122,11 @@ class FollowedPolicy(BaseModel):
     policy: str = "slo"
 
 
-class AgentConfig(Section):
+class AgentConfig(ServiceConfig):
     """The parts of the configuration file that an agent reads."""
 
-    queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue that it serves.")
-    models: tuple[ModelSettings, ...] = Field((), description="The served models.")
     agent: AgentSettings = Field(default_factory=AgentSettings, description="This agent.")
     planner: FollowedPolicy = Field(default_factory=FollowedPolicy, exclude=True)
-    security: SecuritySettings = Field(default_factory=SecuritySettings)
-    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
 
     @model_validator(mode="after")
     def _batch(self) -> AgentConfig:
@@ -204,6 +193,7 @@ def simulated_limits(agent: AgentSettings) -> SimulatedLimits:
         host_kv_gb=agent.simulated.host_kv_gb,
         kv_capacity_tokens=agent.simulated.kv_capacity_tokens,
         tell_every_s=agent.simulated.tell_every_s,
+        shared_prefix_tokens=agent.simulated.shared_prefix_tokens,
     )
 
 

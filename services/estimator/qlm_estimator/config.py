@@ -6,19 +6,8 @@ from dataclasses import fields
 
 from pydantic import Field
 
-from qlm_core.vocabulary.model import ModelSpec
 from qlm_estimator.machine import Learning
-from qlm_process.settings import (
-    Count,
-    GrpcSettings,
-    ListenAddress,
-    ModelSettings,
-    QueueSettings,
-    Seconds,
-    Section,
-    SecuritySettings,
-    TelemetrySettings,
-)
+from qlm_process.settings import Count, GrpcSettings, ListenAddress, Seconds, Section, ServiceConfig
 
 
 class EstimatorSettings(Section):
@@ -47,15 +36,7 @@ class EstimatorSettings(Section):
         return Learning(**{each.name: getattr(self, each.name) for each in fields(Learning)})
 
 
-class EstimatorConfig(Section):
+class EstimatorConfig(ServiceConfig):
     """All that the process reads."""
 
-    queue: QueueSettings = Field(default_factory=QueueSettings)
-    models: tuple[ModelSettings, ...] = ()
     estimator: EstimatorSettings = Field(default_factory=EstimatorSettings)
-    security: SecuritySettings = Field(default_factory=SecuritySettings)
-    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
-
-    def catalogue(self) -> dict[str, ModelSpec]:
-        """The served models by name."""
-        return {model.name: model.spec() for model in self.models}

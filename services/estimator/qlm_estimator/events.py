@@ -28,7 +28,7 @@ class Lifecycle:
     """One lifecycle event; `index`: its place among those of one entry. PULLED has a model, COMPLETED what follows it too, and that is what
     an agent claims: anything may stand there. `first_token_s`, `finished_s`: seconds of the server's clock, `first_token_s` 0 where an
     earlier attempt made it; `paused_s`: between them, without a seat in the engine. `started`: RELEASED only; it had begun to run.
-    `length_guess`: what a gateway thought at its arrival."""
+    `length_guess`: what a gateway thought at its arrival. `cached_tokens`: that the prefix cache had when it began, None: not known."""
 
     kind: LifecycleKind
     entry_id: EntryId
@@ -47,6 +47,7 @@ class Lifecycle:
     paused_s: float = 0.0
     started: bool = True
     length_guess: LengthGuess | None = None
+    cached_tokens: int | None = None
 
 
 class OperationKind(Enum):

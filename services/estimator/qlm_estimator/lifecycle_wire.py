@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 
 from google.protobuf.message import DecodeError
 
+from qlm.field_copies import value_of
 from qlm.internal.v1 import events_pb2
 from qlm_core.statistics.length_model import LengthGuess
 from qlm_core.vocabulary.stream import EntryId, entry_id_of
@@ -33,8 +33,6 @@ _OPERATIONS = {
     events_pb2.EVENT_KIND_KV_RESTORED: OperationKind.KV_MOVED,
 }
 """Kinds that are in neither, of which a newer version may write some, teach nothing."""
-_COPIED = {each.name for each in fields(Lifecycle)} & set(events_pb2.RequestEvent.DESCRIPTOR.fields_by_name) - {"kind", "length_guess"}
-"""Fields that an event has as it is."""
 
 
 def events_of(entry: StreamEntry, outcomes: Outcomes, classes: Mapping[str, str]) -> list[Event]:
@@ -58,28 +56,15 @@ def events_of(entry: StreamEntry, outcomes: Outcomes, classes: Mapping[str, str]
 
 
 def _lifecycle(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) -> Lifecycle:
-    return Lifecycle(
-        kind=_KINDS[event.kind],
-        entry_id=entry_id,
-        index=index,
-        started=event.kind != events_pb2.EVENT_KIND_UNPULLED,
-        length_guess=_guess(event),
-        **{name: getattr(event, name) for name in _COPIED},
-    )
+    started, guess = event.kind != events_pb2.EVENT_KIND_UNPULLED, _guess(event)
+    return value_of(Lifecycle, event, kind=_KINDS[event.kind], entry_id=entry_id, index=index, started=started, length_guess=guess)
 
 
 def _operation(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) -> ReportedOperation:
     from_warm = event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_warm
-    return ReportedOperation(
-        kind=OperationKind.SWAPPED_WARM if from_warm else _OPERATIONS[event.kind],
-        entry_id=entry_id,
-        index=index,
-        incarnation=event.incarnation,
-        model=event.model,
-        took_s=event.took_s,
-        requests=event.moved_requests,
-        tokens=event.moved_tokens,
-    )
+    kind = OperationKind.SWAPPED_WARM if from_warm else _OPERATIONS[event.kind]
+    requests, tokens = event.moved_requests, event.moved_tokens
+    return value_of(ReportedOperation, event, kind=kind, entry_id=entry_id, index=index, requests=requests, tokens=tokens)
 
 
 def _guess(event: events_pb2.RequestEvent) -> LengthGuess | None:

@@ -248,11 +248,10 @@ class EstimatorMachine:
         # The event names the model, and so does a group that was read.
         model = event.model or (group.model if group is not None else instance.active_model)
         spec = self._catalogue.get(model)
-        if spec is not None:
-            self._lengths.pulled(event, spec, group)
+        share = 1.0 if spec is None else self._lengths.pulled(event, spec, group)
         hardware = None if spec is None else self._speeds.hardware(instance, spec.profile)
         seats = instance.batch_max if instance.lookahead_requests else 0
-        activity.pull(event.entry_id[0] / 1000.0, event.queue_id, event.attempt, event.prompt_tokens, hardware, seats)
+        activity.pull(event.entry_id[0] / 1000.0, event.queue_id, event.attempt, event.prompt_tokens, hardware, seats, share)
 
     def _made(self, incarnation: str, queue_id: str) -> float:
         activity = self._activities.get(incarnation)

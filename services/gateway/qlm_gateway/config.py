@@ -16,17 +16,7 @@ from qlm_gateway.batches.settings import BatchSettings
 from qlm_gateway.front.http.settings import HttpSettings
 from qlm_gateway.streams.readers import StreamLimits
 from qlm_gateway.text.model_text import ModelText, open_text
-from qlm_process.settings import (
-    Count,
-    GrpcSettings,
-    ListenAddress,
-    ModelSettings,
-    QueueSettings,
-    Seconds,
-    Section,
-    SecuritySettings,
-    TelemetrySettings,
-)
+from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, Seconds, Section, ServiceConfig
 
 
 class GatewaySettings(Section):
@@ -72,15 +62,11 @@ class PlannerChoices(BaseModel):
     overload: Overload = Field(Overload.BEST_EFFORT, description="refuse: the gateway refuses what would be late.")
 
 
-class GatewayConfig(Section):
+class GatewayConfig(ServiceConfig):
     """The part of the configuration file that a gateway reads."""
 
-    queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue that it takes requests into.")
-    models: tuple[ModelSettings, ...] = Field((), description="Served models; a request for another is refused.")
     gateway: GatewaySettings = Field(default_factory=GatewaySettings, description="This gateway.")
     planner: PlannerChoices = Field(default_factory=PlannerChoices, description="The fallback under overload.")
-    security: SecuritySettings = Field(default_factory=SecuritySettings, description="Keys and TLS.")
-    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
 
 
 def open_texts(models: tuple[ModelSettings, ...]) -> Mapping[str, ModelText]:

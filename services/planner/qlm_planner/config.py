@@ -7,24 +7,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator
 
-from qlm_core.vocabulary.model import ModelSpec
 from qlm_core.vocabulary.overload import Overload
 from qlm_planner.board.tenants import Tenant, Tenants
 from qlm_planner.policies.selection import order_of
 from qlm_planner.policy import Policy
 from qlm_planner.shell.solver_requests import Choice
-from qlm_process.settings import (
-    Count,
-    GrpcSettings,
-    ListenAddress,
-    ModelSettings,
-    PositiveNumber,
-    QueueSettings,
-    Seconds,
-    Section,
-    SecuritySettings,
-    TelemetrySettings,
-)
+from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, PositiveNumber, Seconds, Section, ServiceConfig
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A finite number >= 0."""
@@ -113,14 +101,11 @@ class PlannerSettings(Section):
         return tenants
 
 
-class PlannerConfig(Section):
+class PlannerConfig(ServiceConfig):
     """The settings that the planner reads."""
 
-    queue: QueueSettings = Field(default_factory=QueueSettings)
     models: tuple[ModelSettings, ...] = Field(min_length=1, description="The models that the queue serves.")
     planner: PlannerSettings = Field(default_factory=PlannerSettings)
-    security: SecuritySettings = Field(default_factory=SecuritySettings)
-    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
     def policy(self) -> Policy:
         """The machine's settings."""
@@ -135,6 +120,3 @@ class PlannerConfig(Section):
             "lease_ttl_s": self.queue.lease_ttl_s,
         }
         return replace(DEFAULTS, **{**same, **changed})
-
-    def catalogue(self) -> dict[str, ModelSpec]:
-        return {model.name: model.spec() for model in self.models}

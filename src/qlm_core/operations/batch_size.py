@@ -63,7 +63,8 @@ QUANTILES = 64
 class ClassDemand:
     """Requests of one model and SLO class on an instance. `slo_s` > 0: infinite for those without a deadline; `first_token`: it bounds the
     first token. `arrivals_per_s`: that come to the instance. `running`: produced tokens and seconds to the deadline of each that runs;
-    `waiting`: seconds to the first deadline and number of requests of each group. `prompt_tokens`: of one, on average."""
+    `waiting`: seconds to the first deadline and number of requests of each group. `prompt_tokens`: of one, on average, of which
+    `uncached_share` is computed."""
 
     slo_s: float
     first_token: bool
@@ -72,6 +73,7 @@ class ClassDemand:
     waiting: Sequence[tuple[float, int]]
     prompt_tokens: float
     outputs: LengthCurve
+    uncached_share: float = 1.0
 
     @property
     def requests(self) -> int:
@@ -266,7 +268,7 @@ def _course(
     outputs = [each.outputs.output_tokens.mean for each in demands]
     # A request takes a seat for as many steps as it makes tokens.
     seats = [weight * output for weight, output in zip(weights, outputs, strict=True)]
-    each_s = [_sequence_s(hardware, each.prompt_tokens, output) for each, output in zip(demands, outputs, strict=True)]
+    each_s = [_sequence_s(hardware, each.prompt_tokens, output, each.uncached_share) for each, output in zip(demands, outputs, strict=True)]
     # Agents reserve KV for the whole of an output.
     held = [each.prompt_tokens + output for each, output in zip(demands, outputs, strict=True)]
     seat_s = slowdown * _mean(each_s, seats)
@@ -304,7 +306,8 @@ def _course(
     running = np.array([left, np.where(first_token[of], NOT_COUNTED, due_s)])
     of = np.repeat(np.arange(len(demands)), [len(each) for each in levels])
     tokens = lengths[of, (QUANTILES * np.concatenate(levels)).astype(np.int64)]
-    work_s = [slowdown * hardware.prefill_work_s(each.prompt_tokens, each.prompt_tokens * each.prompt_tokens) for each in demands]
+    prompts = [(each.prompt_tokens, each.prompt_tokens * each.prompt_tokens, each.uncached_share) for each in demands]
+    work_s = [slowdown * hardware.prefill_work_s(*each) for each in prompts]
     facts = np.array([lengths[:, QUANTILES // 2], work_s, first_token])
     arrivals = np.concatenate([[np.concatenate(starts_s), np.concatenate(dues_s), tokens], facts[:, of]])
     return _Course(running, arrivals, horizon_s, base_s, seat_s * thinned, thinned, seats_max, share)
@@ -329,13 +332,13 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
-def step_s(hardware: HardwareProfile, sequences: float, prompt_tokens: float, output_tokens: float) -> float:
+def step_s(hardware: HardwareProfile, sequences: float, prompt_tokens: float, output_tokens: float, uncached_share: float = 1.0) -> float:
     """Seconds of a step of so many sequences, the prefills of those that take their places shared among the steps: `a + n (b + c context)`
     of the module."""
-    return hardware.decode_step_s(0.0, 0.0) + sequences * _sequence_s(hardware, prompt_tokens, output_tokens)
+    return hardware.decode_step_s(0.0, 0.0) + sequences * _sequence_s(hardware, prompt_tokens, output_tokens, uncached_share)
 
 
-def _sequence_s(hardware: HardwareProfile, prompt_tokens: float, output_tokens: float) -> float:
+def _sequence_s(hardware: HardwareProfile, prompt_tokens: float, output_tokens: float, uncached_share: float) -> float:
     """Seconds that a sequence adds to each step. It holds its prompt and half of its output on average."""
     decode_s = hardware.decode_step_s(1.0, prompt_tokens + 0.5 * output_tokens) - hardware.decode_step_s(0.0, 0.0)
-    return decode_s + hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens) / output_tokens
+    return decode_s + hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens, uncached_share) / output_tokens

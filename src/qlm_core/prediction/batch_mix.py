@@ -68,7 +68,7 @@ def batch_mix(engine: EngineColumns, of: Integers, count: Floats, prompt_tokens:
         tokens = summed(made)
         held = summed(made * (prompt_tokens + np.minimum(np.maximum(served.left_tokens, output[of]), steps[of])))
         by_kv = engine.kv_tokens * tokens / held
-        by_prefill = PREFILL_CHUNK_TOKENS * tokens / np.maximum(requests, summed(prompt_tokens))
+        by_prefill = PREFILL_CHUNK_TOKENS * tokens / np.maximum(requests, summed(served.prefill_tokens))
         batch = np.maximum(1.0, np.minimum(np.minimum(engine.batch_max, by_kv), by_prefill))
         own = _sequence_s(served, 0.5 * steps[of], engine.context_token_s[of])
         sequence = summed(made * own) / tokens

@@ -17,18 +17,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.profiles.hardware_profile import HardwareProfile, Number, prefill_shares
 from qlm_core.statistics.distribution import Normal, normal_quantile
 from qlm_core.statistics.normal_arrays import Floats
 from qlm_core.vocabulary.instance import BATCH_MAX_DEFAULT, PREFILL_CHUNK_TOKENS
 
 Integers = NDArray[np.int64]
-Number = TypeVar("Number", float, Floats)
 
 _SCORES_MAX = 4_096
 """Batches beyond it count as this many for the longest output."""
@@ -86,9 +85,9 @@ class ServiceFigures(Generic[Number]):
     """A class of requests, or one in each place of arrays, by the mean and variance of its outputs. Times are of the hardware's clock.
 
     `batch`: B. `step_s`: d, one decode step over a full batch. `token_s`: 1 / Theta, engine time of one output token in a full batch.
-    `prefill_s`: P, of one request by itself. `prefill_work_s`: what a prefill adds to a full engine. `left_tokens`: mean output tokens that
-    a running request still has to make. `sequence_s`: what one more sequence adds to a step. `joining_s`: prefills that one seat lets in
-    for each of its tokens, while others wait for it."""
+    `prefill_s`: P, of one request by itself. `prefill_work_s`: what a prefill adds to a full engine; `prefill_tokens`: of its prompt, those
+    that the prefix cache leaves to it. `left_tokens`: mean output tokens that a running request still has to make. `sequence_s`: what one
+    more sequence adds to a step. `joining_s`: prefills that one seat lets in for each of its tokens, while others wait for it."""
 
     output: Number
     output_variance: Number
@@ -97,6 +96,7 @@ class ServiceFigures(Generic[Number]):
     token_s: Number
     prefill_s: Number
     prefill_work_s: Number
+    prefill_tokens: Number
     left_tokens: Number
     sequence_s: Number
     step_base_s: Number
@@ -137,25 +137,38 @@ ServiceColumns = ServiceFigures[Floats]
 
 
 def services(
-    engine: EngineColumns, of: Integers, prompt_tokens: Floats, prompt_variance: Floats, output: Floats, output_variance: Floats
+    engine: EngineColumns,
+    of: Integers,
+    prompt_tokens: Floats,
+    prompt_variance: Floats,
+    output: Floats,
+    output_variance: Floats,
+    uncached_share: Floats,
 ) -> ServiceColumns:
     """Classes [classes], each on the engine with number `of`: mean prompts >= 0, whose variance counts since attention's part of a prefill
-    grows with the square, and outputs of a mean > 0."""
-    return _figures([row[of] for row in engine.rows], prompt_tokens, prompt_variance, output, output_variance)
+    grows with the square, and outputs of a mean > 0. `uncached_share`: of the prompts, what is computed; KV is that of whole ones."""
+    return _figures([row[of] for row in engine.rows], prompt_tokens, prompt_variance, output, output_variance, uncached_share)
 
 
 def _figures(
-    engine: Sequence[Number], prompt_tokens: Number, prompt_variance: Number, output: Number, output_variance: Number
+    engine: Sequence[Number],
+    prompt_tokens: Number,
+    prompt_variance: Number,
+    output: Number,
+    output_variance: Number,
+    uncached_share: Number,
 ) -> ServiceFigures[Number]:
     """`engine`: what serving depends on, in the order of `EngineColumns`."""
     batch_max, kv_tokens, step_base_s, sequence_s, context_token_s, prefill_base_s, prefill_token_s, prefill_square_s = engine
     left = (output_variance + output * output) / (2.0 * output)
     by_kv = kv_tokens / (prompt_tokens + np.maximum(left, output))
-    by_prefill = output * PREFILL_CHUNK_TOKENS / np.maximum(1.0, prompt_tokens)
+    linear, squared = prefill_shares(uncached_share)
+    prefill_tokens = prompt_tokens * linear
+    by_prefill = output * PREFILL_CHUNK_TOKENS / np.maximum(1.0, prefill_tokens)
     batch: Number = np.maximum(1.0, np.minimum(np.minimum(batch_max, by_kv), by_prefill))
     sequence = sequence_s + context_token_s * (prompt_tokens + left)
     step = step_base_s + sequence * batch
-    prefill_work = prefill_token_s * prompt_tokens + prefill_square_s * (prompt_tokens * prompt_tokens + prompt_variance)
+    prefill_work = prefill_token_s * prefill_tokens + prefill_square_s * (prompt_tokens * prompt_tokens + prompt_variance) * squared
     return ServiceFigures(
         output=output,
         output_variance=output_variance,
@@ -164,6 +177,7 @@ def _figures(
         token_s=step / batch,
         prefill_s=prefill_base_s + prefill_work,
         prefill_work_s=prefill_work,
+        prefill_tokens=prefill_tokens,
         left_tokens=left,
         sequence_s=sequence,
         step_base_s=step_base_s,
@@ -244,16 +258,18 @@ def service(
     batch_max: float = BATCH_MAX_DEFAULT,
     *,
     prompt_variance: float = 0.0,
+    uncached_share: float = 1.0,
 ) -> Service:
     """The service of requests with `prompt_tokens` >= 0 on average, which vary by `prompt_variance` >= 0, and `output` tokens of a mean
-    > 0. Raises ValueError otherwise."""
+    > 0. Raises ValueError otherwise. `uncached_share`: as in `services`."""
     least = (("prompt_tokens", prompt_tokens, 0.0), ("prompt_variance", prompt_variance, 0.0), ("batch_max", batch_max, 1.0))
     for name, value, low in least:
         if not (math.isfinite(value) and value >= low):
             raise ValueError(f"{name} is a finite number >= {low:g}, got {value}")
     if output.mean <= 0.0:
         raise ValueError(f"an output has a mean above zero tokens, got {output.mean}")
-    found = _figures(_engine_row(hardware, batch_max)[:SERVING], prompt_tokens, prompt_variance, output.mean, output.variance)
+    engine = _engine_row(hardware, batch_max)[:SERVING]
+    found = _figures(engine, prompt_tokens, prompt_variance, output.mean, output.variance, uncached_share)
     return Service(
         output=output,
         batch=float(found.batch),

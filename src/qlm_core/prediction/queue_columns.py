@@ -16,12 +16,11 @@ from qlm_core.statistics.normal_arrays import Floats
 
 (ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, BAND) = range(7)
 """Rows of what is known of a group."""
-(PREFILL_BASE, PREFILL_TOKEN, PROMPT, LONGEST_OUTPUT, LONGEST_SCALE) = range(7, 12)
-"""Rows of the work of its prompts, of their mean tokens, and of the tokens of the longest output of those in one batch: mean and
-Gumbel scale."""
-SERVICE = 12
+(PREFILL_BASE, PREFILL_TOKEN, LONGEST_OUTPUT, LONGEST_SCALE) = range(7, 11)
+"""Rows of the work of its prompts, and of the tokens of the longest output of those in one batch: mean and Gumbel scale."""
+SERVICE = 11
 """The first of the rows of `ServiceFigures`, in the order of its fields."""
-ROWS = SERVICE + 11
+ROWS = SERVICE + 12
 
 (LEAD_HELD, LEAD_MODEL, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, LEAD_LOADING) = range(SUMS, SUMS + 5)
 """The rows of what runs behind those of `Leads.left`."""
@@ -45,7 +44,7 @@ class QueueGroups:
 
     @property
     def service(self) -> ServiceColumns:
-        return ServiceFigures(*self.rows[SERVICE : SERVICE + 11])
+        return ServiceFigures(*self.rows[SERVICE:])
 
     @property
     def leads(self) -> Leads:

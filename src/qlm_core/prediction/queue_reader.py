@@ -32,7 +32,6 @@ from qlm_core.prediction.queue_columns import (
     MODEL,
     PREFILL_BASE,
     PREFILL_TOKEN,
-    PROMPT,
     ROWS,
     SERVICE,
     SWAP,
@@ -46,8 +45,8 @@ from qlm_core.statistics.length_curve import LONGEST_OF, SHARE_MIN, longest_amon
 from qlm_core.statistics.normal_arrays import Floats
 from qlm_core.vocabulary.model import ModelSpec
 
-GROUP_FIGURES = 12
-RUNNER_FIGURES = 13
+GROUP_FIGURES = 13
+RUNNER_FIGURES = 14
 """Figures of a group and of a class that runs, as they are collected."""
 
 NOT_OF_CLASS = -1.0
@@ -71,7 +70,7 @@ class QueueReader:
         self._engines: dict[tuple[str, str], tuple[_Engine, int]] = {}
         self._profiles_of: list[tuple[HardwareProfile, float]] = []
         self._columns: EngineColumns | None = None
-        self._classes: dict[tuple[str, str, str, float], tuple[float, float, float, float]] = {}
+        self._classes: dict[tuple[str, str, str, float], tuple[float, float, float, float, float]] = {}
         self._longest: list[Longest] = []  # by the last of the figures of a class
         self._models: dict[str, float] = {"": -1.0}
         self._mix: BatchMix | None = None  # of each engine as it was read last
@@ -96,13 +95,14 @@ class QueueReader:
     def request_rows(self, views: Sequence[QueueView], group: GroupView) -> Floats:
         """The same group on each of the instances, as [ROWS, views]. Raises NoProfile."""
         figures = _columns([self._group_row(self._engine_row(view, group.model), group) for view in views], GROUP_FIGURES)
-        return self._group_rows(figures, self._services(figures[0], figures[6:10]))
+        return self._group_rows(figures, self._services(figures[0], figures[6:11]))
 
     def eviction_costs(self, view: QueueView) -> EvictionCosts:
         """Costs of evicting all runs of an instance. Raises NoProfile."""
         workload = self.profiles.workload_for(view.active_model, "", "")
         hardware, batch_max = self._profiles_of[self.engine(view, view.active_model)]
-        running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, batch_max)
+        share = workload.uncached_share
+        running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, batch_max, uncached_share=share)
         return eviction_costs(running, workload.prompt_tokens_mean, hardware)
 
     def model_code(self, model: str) -> float:
@@ -134,7 +134,7 @@ class QueueReader:
             lengths = self._classes[key] = self._class(*key)
         if group.output_tokens is not None:
             known = min(max(group.output_tokens.mean, 1.0), group.output_tokens_max)
-            lengths = (lengths[0], known, group.output_tokens.variance, NOT_OF_CLASS)
+            lengths = (lengths[0], known, group.output_tokens.variance, lengths[3], NOT_OF_CLASS)
         return (
             *engine,
             waiting,
@@ -167,7 +167,7 @@ class QueueReader:
             longest = longest_among(self.profiles.longest_output_for(model, runner.slo_class, runner.token_class), runner.count)
         hardware = self._profiles_of[engine][0]
         usual = prompt + workload.prompt_tokens_variance / max(1.0, prompt)  # of the request that a token of a prompt belongs to
-        outstanding_s = hardware.prefill_work_s(runner.prefill_left_tokens, runner.prefill_left_tokens * usual)
+        outstanding_s = hardware.prefill_work_s(runner.prefill_left_tokens, runner.prefill_left_tokens * usual, workload.uncached_share)
         if runner.offloaded_tokens:
             outstanding_s += hardware.kv_swap_s(runner.offloaded_tokens)
         return (
@@ -178,6 +178,7 @@ class QueueReader:
             workload.prompt_tokens_variance,
             output.mean,
             output.variance,
+            workload.uncached_share,
             left,
             spread,
             outstanding_s,
@@ -204,14 +205,14 @@ class QueueReader:
             self._columns = None
         return found
 
-    def _class(self, model: str, slo_class: str, token_class: str, output_tokens_max: float) -> tuple[float, float, float, float]:
-        """Variance of the prompts of a class, mean and variance of its outputs, and the row of the longest of them."""
+    def _class(self, model: str, slo_class: str, token_class: str, output_tokens_max: float) -> tuple[float, float, float, float, float]:
+        """Variance of the prompts of a class, mean and variance of its outputs, its uncached share, and the row of its longest outputs."""
         workload = self.profiles.workload_for(model, slo_class, token_class)
         output = self._output(model, slo_class, token_class, output_tokens_max)
         # The spread of all of a model's prompts says nothing of one token class.
         spread = workload.prompt_tokens_variance if workload.token_class == token_class else 0.0
         self._longest.append(self.profiles.longest_output_for(model, slo_class, token_class))
-        return (spread, output.mean, output.variance, len(self._longest) - 1.0)
+        return (spread, output.mean, output.variance, workload.uncached_share, len(self._longest) - 1.0)
 
     def _output(self, model: str, slo_class: str, token_class: str, most: float) -> Normal:
         """The outputs of a class under a limit: bounded as lengths are, of which none is below a token."""
@@ -227,11 +228,11 @@ class QueueReader:
         lead[LEAD_MODEL] = [self.model_code(view.active_model) for view in views]
         lead[LEAD_LOADING] = [self._load_left_s(view) for view in views]
         waiting, running = _columns(groups, GROUP_FIGURES), _columns(runners, RUNNER_FIGURES)
-        alone = self._services(np.concatenate((waiting[0], running[1])), np.concatenate((waiting[6:10], running[3:7]), axis=1))
+        alone = self._services(np.concatenate((waiting[0], running[1])), np.concatenate((waiting[6:11], running[3:8]), axis=1))
         of = np.concatenate((waiting[0], running[1])).astype(np.int64)
         if of.size:
             # A run counts by the share of it that is left.
-            left = np.where(running[7] < 0.0, running[2], running[7] / running[5])
+            left = np.where(running[8] < 0.0, running[2], running[8] / running[5])
             prompts = np.concatenate((waiting[6], running[3]))
             mix = batch_mix(self._engine_columns(), of, np.concatenate((waiting[3], left)), prompts, alone)
             self._mix = mix.over(self._mix, of)
@@ -257,7 +258,7 @@ class QueueReader:
         return max(0.0, hardware.swap_s(warm=view.active_model in view.warm_models) - view.loading_s)
 
     def _services(self, of: Floats, figures: Floats) -> ServiceColumns:
-        """Services of classes alone, each on its engine: mean prompts, their variance, mean outputs and theirs."""
+        """Services of classes alone, each on its engine: mean prompts, their variance, mean outputs and theirs, uncached shares."""
         return services(self._engine_columns(), of.astype(np.int64), *figures)
 
     def _engine_columns(self) -> EngineColumns:
@@ -275,10 +276,10 @@ class QueueReader:
         rows[ENGINE], rows[MODEL], rows[COUNT] = figures[0], figures[1], figures[3]
         rows[WARM] = engine.warm_s[of]
         rows[SWAP] = np.where(figures[2] > 0.0, rows[WARM], engine.cold_s[of])
-        rows[DEADLINE], rows[BAND], rows[PROMPT] = figures[4:7]
+        rows[DEADLINE], rows[BAND] = figures[4:6]
         rows[PREFILL_BASE], rows[PREFILL_TOKEN] = engine.prefill_base_s[of], engine.prefill_token_s[of]
-        longest, rows[LONGEST_SCALE] = self._longest_outputs(served, figures[3], figures[10])
-        rows[LONGEST_OUTPUT] = np.minimum(longest, figures[11])
+        longest, rows[LONGEST_SCALE] = self._longest_outputs(served, figures[3], figures[11])
+        rows[LONGEST_OUTPUT] = np.minimum(longest, figures[12])
         rows[SERVICE:] = served.rows
         return rows
 
@@ -301,19 +302,19 @@ class QueueReader:
         """Sums over the classes that run; the engine is drained when the last of all of them has ended."""
         queue, of, count = figures[0].astype(np.int64), figures[1].astype(np.int64), figures[2]
         served = self._mixed(alone, of)
-        renewal = figures[7] < 0.0
-        unstarted = figures[12]
+        renewal = figures[8] < 0.0
+        unstarted = figures[13]
         # The prefill makes the first token.
         whole = unstarted * np.maximum(alone.output - 1.0, 0.0)
-        left = np.where(renewal, (count - unstarted) * alone.left_tokens + whole, figures[7] - unstarted)
+        left = np.where(renewal, (count - unstarted) * alone.left_tokens + whole, figures[8] - unstarted)
         queues = lead.shape[1]
 
         def summed(value: Floats) -> Floats:
             return np.bincount(queue, weights=value, minlength=queues).astype(np.float64)
 
         share = count / served.batch
-        lead[REQUESTS], lead[PREFILL], lead[DECODE] = summed(count), summed(figures[9]), summed(left * served.token_s)
-        lead[VARIANCE], lead[SEATS] = summed(figures[8] * served.token_s**2), summed(share)
+        lead[REQUESTS], lead[PREFILL], lead[DECODE] = summed(count), summed(figures[10]), summed(left * served.token_s)
+        lead[VARIANCE], lead[SEATS] = summed(figures[9] * served.token_s**2), summed(share)
         lead[LEFT] = summed(count * alone.left_tokens * served.token_s)
         # Those that wait in the engine for their prefill are of its batch as far as this has seats.
         behind = np.minimum(whole, left) * served.token_s
@@ -324,9 +325,9 @@ class QueueReader:
         each = np.where(renewal, served.output, left / count)
         total = np.maximum(lead[REQUESTS], 1.0)
         mean = summed(count * each) / total
-        variance = (summed(figures[8] + figures[10]) + summed(count * (each - mean[queue]) ** 2)) / total
+        variance = (summed(figures[9] + figures[11]) + summed(count * (each - mean[queue]) ** 2)) / total
         longest, spread = longest_of_each(mean, variance, total)
-        np.maximum.at(longest, queue, figures[11])
+        np.maximum.at(longest, queue, figures[12])
         base_s = np.zeros(queues)
         base_s[queue] = served.step_base_s
         lead[LEAD_DRAIN] = longest * base_s + summed(left * served.sequence_s) + lead[PREFILL]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlm_core.prediction.prediction_service import ServiceColumns, longest_of_each
-from qlm_core.prediction.queue_columns import LONGEST_OUTPUT, LONGEST_SCALE, PREFILL_BASE, PREFILL_TOKEN, PROMPT, QueueGroups
+from qlm_core.prediction.queue_columns import LONGEST_OUTPUT, LONGEST_SCALE, PREFILL_BASE, PREFILL_TOKEN, QueueGroups
 from qlm_core.prediction.queue_model import REQUESTS, QueueColumns, RunWaits, run_starts, run_waits
 from qlm_core.statistics.normal_arrays import Floats
 from qlm_core.statistics.run_lengths import BASE, CHUNK, ENDS, LONGEST, SCALE, SHARED, STEP, run_lengths
@@ -52,7 +52,7 @@ def queue_times(groups: QueueGroups) -> QueueTimes:
     drain_s = served.drain(longest, in_flight, (in_flight > served.batch).astype(np.float64), waits.behind)
     drain_variance = spread * served.step_base_s**2
     chunk_s = _step_beside(served, groups.rows[PREFILL_BASE], np.array((ahead, ahead + waits.others)))
-    prefill_s = served.prefill_work_s + np.maximum(1.0, groups.rows[PROMPT] / PREFILL_CHUNK_TOKENS) * chunk_s
+    prefill_s = served.prefill_work_s + np.maximum(1.0, served.prefill_tokens / PREFILL_CHUNK_TOKENS) * chunk_s
     ended_s = waits.wait_s[1] + prefill_s[1] + drain_s
     ended_variance = waits.wait_variance[1] + drain_variance
     starts, variances, _ = run_starts(columns, leads, waits, *run_lengths(columns, leads, waits, _ends(groups, served), ended_variance))

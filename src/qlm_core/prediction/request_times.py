@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qlm_core.prediction.planned_waits import WaitCurve
-from qlm_core.prediction.queue_columns import PROMPT
 from qlm_core.prediction.queue_model import DECODE, PREFILL, VARIANCE, seat_waits
 from qlm_core.prediction.queue_times import QueueTimes
 from qlm_core.statistics.normal_arrays import Floats
@@ -20,7 +19,7 @@ from qlm_core.vocabulary.instance import PREFILL_CHUNK_TOKENS
 
 (START, START_VARIANCE, PREFILL_AHEAD, PREFILL_EACH, DECODE_AHEAD, DECODE_EACH, VARIANCE_AHEAD, VARIANCE_EACH, IN_FLIGHT, IN_FLIGHT_MORE,
  WINDOW, SEATS_AHEAD, SEAT_EACH, SEAT_LEAST, CHUNK, CHUNK_EACH, TOKEN, TOKEN_EACH, OUTPUT, OUTPUT_VARIANCE,
- PROMPT_TOKENS) = range(21)  # fmt: skip
+ PREFILL_TOKENS) = range(21)  # fmt: skip
 TABLE_ROWS = 21
 
 
@@ -43,7 +42,7 @@ class RequestTable:
 
     @classmethod
     def of(cls, times: QueueTimes) -> RequestTable:
-        waits, columns, served, rows = times.waits, times.columns, times.groups.service, times.groups.rows
+        waits, columns, served = times.waits, times.columns, times.groups.service
         ahead, each, more = waits.ahead, columns.each, waits.others
         per_request = 1.0 / np.maximum(more, 1.0)
         table = np.zeros((TABLE_ROWS, columns.count.size))
@@ -58,7 +57,7 @@ class RequestTable:
         table[CHUNK], table[CHUNK_EACH] = times.chunk_s[0], (times.chunk_s[1] - times.chunk_s[0]) * per_request
         table[TOKEN], table[TOKEN_EACH] = times.token_s[0], (times.token_s[1] - times.token_s[0]) * per_request
         table[OUTPUT], table[OUTPUT_VARIANCE] = served.output, served.output_variance
-        table[PROMPT_TOKENS] = rows[PROMPT]
+        table[PREFILL_TOKENS] = served.prefill_tokens
         return cls(columns=np.ascontiguousarray(table.T))
 
     def times(self, group: ArrayLike, position: ArrayLike) -> RequestTimes:
@@ -74,7 +73,7 @@ class RequestTable:
         seat, spread = seat_waits(work, variance, row[SEATS_AHEAD] + (place + 1.0) * row[SEAT_EACH])
         wait = row[START] + row[PREFILL_AHEAD] + place * row[PREFILL_EACH] + np.maximum(seat, row[SEAT_LEAST])
         spread += row[START_VARIANCE]
-        chunks = np.maximum(row[PROMPT_TOKENS] / PREFILL_CHUNK_TOKENS, 1.0)
+        chunks = np.maximum(row[PREFILL_TOKENS] / PREFILL_CHUNK_TOKENS, 1.0)
         prefill = row[PREFILL_EACH] + chunks * (row[CHUNK] + place * row[CHUNK_EACH])
         token = row[TOKEN] + place * row[TOKEN_EACH]
         return RequestTimes(wait, spread, prefill, wait + prefill + row[OUTPUT] * token, spread + row[OUTPUT_VARIANCE] * token * token)

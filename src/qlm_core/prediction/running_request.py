@@ -21,7 +21,9 @@ def predict_running(
     if hardware is None:
         return None
     key = (request.model, request.slo_class, request.token_class)
-    served = service(request.waiting_prompt_tokens, profiles.workload_for(*key).output_tokens, hardware, view.instance.batch_max)
+    workload, batch_max = profiles.workload_for(*key), view.instance.batch_max
+    share = workload.uncached_share
+    served = service(request.waiting_prompt_tokens, workload.output_tokens, hardware, batch_max, uncached_share=share)
     left = output_left(profiles, request, produced_tokens)
     behind = sum(group.waiting for group in view.groups if group.model == request.model)
     decode = served.decode(view.running, behind, left)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Number = TypeVar("Number", float, NDArray[np.float64])
 
 HardwareKey = tuple[str, int, str]
 """(gpu, n_gpu, profile name)."""
@@ -65,6 +70,12 @@ class OperationSlowdown:
 AS_PROFILED = OperationSlowdown()
 
 
+def prefill_shares(uncached_share: Number) -> tuple[Number, Number]:
+    """Shares of a whole prompt's linear and quadratic prefill work where only the last `uncached_share` of its tokens are computed: their
+    attention reads the cached ones, p^2 - ((1 - u) p)^2 of p^2."""
+    return uncached_share, uncached_share * (2.0 - uncached_share)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareProfile:
     """How fast a model runs on a GPU (see estimator.proto for the fields). `model` is the name of a profile, as in `ModelSpec.profile`.
@@ -122,14 +133,17 @@ class HardwareProfile:
         per_sequence = self.decode_b_ms_per_seq * sequences + self.decode_c_ms_per_context_token * context_tokens
         return self.slowdown * (self.decode_a_ms + per_sequence) * 1e-3
 
-    def prefill_s(self, prompt_tokens: float) -> float:
+    def prefill_s(self, prompt_tokens: float, uncached_share: float = 1.0) -> float:
         """Seconds of one prefill by itself: P of QLM section 6, equation 1, with attention's quadratic part."""
-        return self.slowdown * self.prefill_base_ms * 1e-3 + self.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens)
+        work_s = self.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens, uncached_share)
+        return self.slowdown * self.prefill_base_ms * 1e-3 + work_s
 
-    def prefill_work_s(self, prompt_tokens: float, prompt_tokens_squared: float = 0.0) -> float:
+    def prefill_work_s(self, prompt_tokens: float, prompt_tokens_squared: float = 0.0, uncached_share: float = 1.0) -> float:
         """Seconds that prefills add to a full engine: without their base, which the decode step they ride with pays anyway.
-        `prompt_tokens`: of all of them; `prompt_tokens_squared`: the sum of the square of each, 0 to leave attention's part out."""
-        each_ms = self.prefill_ms_per_token * prompt_tokens + self.prefill_ms_per_token_squared * prompt_tokens_squared
+        `prompt_tokens`: of all of them; `prompt_tokens_squared`: the sum of the square of each, 0 to leave attention's part out;
+        `uncached_share`: of each prompt, in (0, 1], what the prefix cache leaves to compute."""
+        linear, squared = prefill_shares(uncached_share)
+        each_ms = self.prefill_ms_per_token * prompt_tokens * linear + self.prefill_ms_per_token_squared * prompt_tokens_squared * squared
         return self.slowdown * each_ms * 1e-3
 
     def kv_swap_s(self, tokens: float, requests: float = 1.0) -> float:

@@ -34,7 +34,8 @@ WorkloadKey = tuple[str, str, str]
 class WorkloadProfile:
     """Token counts of a class of requests: the mean and variance of mu_o and sigma_o of QLM equation 3. "" stands for any.
     `output_shares`: of the bins of `LengthCurve` from `output_first_bin` on; empty: no more is known than mean and variance. `censored`:
-    requests that have not ended, or never will, which the figures allow for."""
+    requests that have not ended, or never will, which the figures allow for. `uncached_share`: in (0, 1], of the tokens of prompts what the
+    engines' prefix caches leave to compute; 1 where nothing is known."""
 
     model: str = ""
     slo_class: str = ""
@@ -47,14 +48,15 @@ class WorkloadProfile:
     censored: int = 0
     output_first_bin: int = 0
     output_shares: tuple[float, ...] = ()
+    uncached_share: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, (int, float)) and not 0.0 <= value <= FIGURE_MAX:  # False for NaN
                 raise ValueError(f"workload profile {self.key}: {item.name} is finite, from 0 to {FIGURE_MAX:g}, got {value}")
-        if self.output_tokens_mean <= 0.0:
-            raise ValueError(f"workload profile {self.key}: output_tokens_mean is > 0")
+        if self.output_tokens_mean <= 0.0 or not 0.0 < self.uncached_share <= 1.0:
+            raise ValueError(f"workload profile {self.key}: output_tokens_mean is > 0, uncached_share above 0 and at most 1")
         shares = self.output_shares
         if shares and not (min(shares) >= 0.0 and 0.0 < sum(shares) < math.inf and self.output_first_bin + len(shares) <= BINS):
             raise ValueError(f"workload profile {self.key}: output_shares are >= 0 and finite, not all zero, and of {BINS} bins")

@@ -38,7 +38,7 @@ def from_proto(message: estimator_pb2.ProfileSnapshot) -> ProfileSnapshot:
         made_s=message.made_s,
         last_event_id=message.last_event_id,
         hardware=tuple(_hardware(row) for row in message.hardware),
-        workload=tuple(value_of(WorkloadProfile, row) for row in message.workload),
+        workload=tuple(value_of(WorkloadProfile, row, uncached_share=row.uncached_share or 1.0) for row in message.workload),
         calibration=CalibrationTable(
             # A time that a newer version calibrates means nothing here.
             tuple(

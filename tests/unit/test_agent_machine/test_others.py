@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from qlm_agent.decisions.events import ControlMessage, Message, OtherLoad, Outcome
+import pytest
+
+from qlm_agent.decisions.events import ControlMessage, EngineProgress, Message, OtherLoad, Outcome
+from qlm_agent.decisions.expectations import SERVICE_MARGIN
 
 from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, pulled
 
@@ -137,3 +140,23 @@ def test_prompts_computed_between_two_tokens_do_not_look_like_a_slow_engine() ->
         now_s += hardware.decode_step_s(1.0, 100.0 + step) + hardware.prefill_work_s(prefilled, prefilled * prefilled)
         t.at(now_s).produce(("1", 1), *[("2", 1)][:prefilled])
     assert abs(expectations.slowdown("m") - 1.0) < 0.01
+
+
+def test_cached_prompts_do_not_look_like_a_fast_engine_and_shorten_the_prefills_that_are_expected() -> None:
+    t = Transcript(hardware=HARDWARE, batch_max=64)
+    t.serve()
+    t.answer_pull(pulled("1"), pulled("2", prompt=3_000))
+    hardware, expectations = HARDWARE["m"], t.machine.expectations
+    assert expectations.uncached_share("m", "64s") == 1.0
+    now_s = 0.1
+    t.at(now_s).step(EngineProgress(counts=[("1/1", 1)], cached=[("1/1", 0)]))
+    for step, prefilled in enumerate((0, 600, 0, 0), start=1):
+        now_s += hardware.decode_step_s(1.0, 100.0 + step) + hardware.prefill_work_s(prefilled)
+        progress = EngineProgress(counts=[("1/1", 1), *[("2/1", 1)][:prefilled]], cached=[("2/1", 2_400)][:prefilled])
+        t.at(now_s).step(progress)
+    assert abs(expectations.slowdown("m") - 1.0) < 0.01
+    assert expectations.uncached_share("m", "64s") == pytest.approx(700 / 3_100, rel=0.01)
+    head = group("m", waiting=1)
+    whole_s = hardware.prefill_s(head.waiting_prompt_tokens)
+    expected_s = expectations.service_s(head, 0.0) / SERVICE_MARGIN - expectations.output_tokens("m") * expectations.token_s("m")
+    assert expected_s == pytest.approx(700 / 3_100 * whole_s, abs=0.03)

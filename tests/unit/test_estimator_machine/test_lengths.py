@@ -12,6 +12,7 @@ from qlm_core.statistics.length_features import LengthFacts
 from qlm_core.statistics.length_model import LengthGuess
 from qlm_estimator.events import Lifecycle, LifecycleKind
 from qlm_estimator.lifecycle_wire import events_of
+from qlm_estimator.machine import Learning
 from qlm_estimator.outcomes.report import Outcomes
 from qlm_process.wire import lengths as length_wire
 from qlm_process.wire import profile as profile_wire
@@ -206,3 +207,37 @@ def test_a_guess_that_no_gateway_makes_is_left_out_and_the_rest_believed(field: 
     read, _ = events_of(StreamEntry(entry_id="1-1", payload=body.SerializeToString()), Outcomes(since_s=0.0), {})
     assert isinstance(read, Lifecycle)
     assert (read.length_guess, read.output_tokens) == (None, 7)
+
+
+def test_the_uncached_share_is_learned_by_class_and_forgotten() -> None:
+    driver = Driver(Learning(memory_requests=50.0))
+    driver.seen()
+
+    def end(count: int, prompt_tokens: int, cached_tokens: int | None, slo_class: str = "64s", attempt: int = 1) -> None:
+        for _ in range(count):
+            at_s = driver.now_s + 5.0
+            told = {"prompt_tokens": prompt_tokens, "attempt": attempt, "group_id": ""}
+            driver.tell(LifecycleKind.PULLED, at_s, f"{driver.serial}", model="chat", **told)
+            finish(driver, at_s, f"{driver.serial - 1}", 50, cached_tokens=cached_tokens, slo_class=slo_class, **told)
+
+    def share(slo_class: str = "64s", tokens: str = "1024") -> float:
+        driver.tick(driver.now_s + 5.0)
+        return driver.machine.snapshot.workload_for("chat", slo_class, tokens).uncached_share
+
+    end(5, 500, None)
+    end(5, 500, 400, attempt=2)
+    end(5, 500, 500)
+    assert share() == 1.0, "not known, a run that was resumed, and what no engine does"
+    end(1, 400, 300)
+    end(1, 1_000, 100)
+    assert share() == pytest.approx(1_000 / 1_400, rel=0.01), "of the tokens of prompts, not of the prompts"
+    end(400, 1_000, 750)
+    end(400, 1_000, 0, slo_class="8s")
+    assert share() == pytest.approx(0.25, abs=1e-3)
+    assert share("8s") == pytest.approx(1.0, abs=1e-3)
+    assert share("64s", "4096") == share("") > 0.9, "a class without ends has that of its model, which is mostly of the last ones"
+    restored = profile_wire.from_body(profile_wire.to_body(driver.machine.snapshot))
+    driver.restore(restored)
+    driver.seen()
+    end(50, 1_000, 0)
+    assert share() == pytest.approx(1.0 - 0.75 / 2.718, abs=0.01), "1 / e of what was restored is left after the memory"

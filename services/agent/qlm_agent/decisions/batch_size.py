@@ -109,6 +109,7 @@ class BatchSize:
                     running=running.get(key, ()),
                     waiting=waiting.get(key, ()),
                     prompt_tokens=0.0 if known is None else known.prompt_tokens,
+                    uncached_share=self._expectations.uncached_share(model, key[1]),
                     outputs=self._expectations.outputs(model, key[1]),
                 )
             )

@@ -171,10 +171,12 @@ class EngineEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProgress:
-    """New tokens of running requests, as (run, count), and ended runs. A run counts as waiting until its first report."""
+    """New tokens of running requests, as (run, count), and ended runs. A run counts as waiting until its first report. `cached`: of runs
+    that the engine reports for the first time, as `EngineOutput` has it."""
 
     counts: Sequence[tuple[str, int]] = ()
     ended: Sequence[EngineEnd] = ()
+    cached: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,7 @@ class Expectations:
         self._token_times: dict[str, tuple[float, float]] = {}  # model -> seconds, tokens
         self._steps: dict[str, tuple[float, float]] = {}  # model -> measured seconds, profiled seconds
         self._prefilled = (0, 0)  # tokens of prompts computed since the last report of others, and the sum of the squares of each
+        self._computed: dict[tuple[str, str], tuple[float, float]] = {}  # (model, SLO class) -> of prompts, tokens computed and all
 
     # Output lengths ---------------------------------------------------------------------------------------------------
 
@@ -105,6 +106,22 @@ class Expectations:
                     self._outputs[key] = _Lengths(OUTPUT_SAMPLES_MIN * self.outputs(*key).shares)
                 self._outputs[key].add(run.produced)
 
+    def record_cached(self, run: Run) -> None:
+        """The prefill of a run began: one more sample of what the prefix cache leaves of prompts, faded as outputs are. Those of resumed
+        runs say nothing of others."""
+        if run.resumed or run.cached_tokens >= run.prompt_tokens:
+            return
+        for key in dict.fromkeys(((run.model, run.slo_class), (run.model, _ANY_CLASS))):
+            if key in self._computed or len(self._computed) < CLASSES_MAX:
+                kept = 1.0 - 1.0 / OUTPUT_SAMPLES_MAX
+                computed, prompts = self._computed.get(key, (0.0, 0.0))
+                self._computed[key] = (kept * computed + run.prompt_tokens - run.cached_tokens, kept * prompts + run.prompt_tokens)
+
+    def uncached_share(self, model: str, slo_class: str = _ANY_CLASS) -> float:
+        """Of the prompts of the class, else of its model, the share that is computed; 1 where the engine reports nothing."""
+        computed, prompts = self._computed.get((model, slo_class)) or self._computed.get((model, _ANY_CLASS), (1.0, 1.0))
+        return computed / prompts
+
     def left_tokens(self, run: Run) -> float:
         """Tokens that the run is expected to produce until its end, at least one."""
         expected = self._output(run.model, run.slo_class)
@@ -113,9 +130,11 @@ class Expectations:
 
     # Times ------------------------------------------------------------------------------------------------------------
 
-    def record_prefill(self, tokens: int) -> None:
-        """Records that a prompt of so many tokens was computed while others produced tokens, which are reported later than first tokens."""
-        self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
+    def record_prefill(self, tokens: int, cached_tokens: int) -> None:
+        """Records that a prompt of so many tokens was computed, all but the cached ones, while others produced tokens, which are reported
+        later than first tokens."""
+        squares = tokens * tokens - cached_tokens * cached_tokens
+        self._prefilled = (self._prefilled[0] + tokens - cached_tokens, self._prefilled[1] + squares)
 
     def record_tokens(self, model: str, seconds: float, tokens: int, decoding: Sequence[int], others: int) -> None:
         """Records that runs of a model, with `decoding` tokens of context each, produced `tokens` in `seconds`, both summed over the runs,
@@ -151,11 +170,11 @@ class Expectations:
 
     def _step_s(self, hardware: HardwareProfile, model: str, sequences: int) -> float:
         prompt_tokens = self._prompt_tokens.get(model, WORKLOAD_PRIOR.prompt_tokens_mean)
-        return step_s(hardware, sequences, prompt_tokens, self._output(model, _ANY_CLASS))
+        return step_s(hardware, sequences, prompt_tokens, self._output(model, _ANY_CLASS), self.uncached_share(model))
 
     def left_s(self, run: Run) -> float:
         """Seconds until the run ends, including its prefill if it has not started."""
-        prefill_s = 0.0 if run.started else self._prefill_s(run.model, run.prompt_tokens + run.produced)
+        prefill_s = 0.0 if run.started else self._prefill_s(run.model, run.slo_class, run.prompt_tokens + run.produced)
         return prefill_s + self.left_tokens(run) * self.token_s(run.model)
 
     def head_kv_tokens(self, head: QueueHead) -> int:
@@ -164,7 +183,7 @@ class Expectations:
 
     def service_s(self, head: QueueHead, swap_s: float) -> float:
         """Seconds from a request's start to the point that its SLO bounds, with a margin: P + O * d of equation 1, after a model swap."""
-        seconds = swap_s + self._prefill_s(head.model, head.waiting_prompt_tokens / max(1, head.waiting))
+        seconds = swap_s + self._prefill_s(head.model, head.slo_class, head.waiting_prompt_tokens / max(1, head.waiting))
         if not head.first_token:
             seconds += self._output(head.model, head.slo_class) * self.token_s(head.model)
         return SERVICE_MARGIN * seconds
@@ -174,6 +193,6 @@ class Expectations:
         hardware = self.hardware.get(model)
         return 0.0 if hardware is None else hardware.swap_s(warm)
 
-    def _prefill_s(self, model: str, tokens: float) -> float:
+    def _prefill_s(self, model: str, slo_class: str, tokens: float) -> float:
         hardware = self.hardware.get(model)
-        return 0.0 if hardware is None else hardware.prefill_s(tokens)
+        return 0.0 if hardware is None else hardware.prefill_s(tokens, self.uncached_share(model, slo_class))

@@ -228,6 +228,10 @@ class AgentMachine:
     def _take_progress(self, now_s: float, event: EngineProgress) -> None:
         seconds, tokens_made, model = 0.0, 0, ""
         decoding = list[int]()  # tokens of context of each
+        for run_id, cached_tokens in event.cached:
+            if (run := self.runs.get(run_id)) is not None:
+                run.cached_tokens = cached_tokens
+                self.expectations.record_cached(run)
         for run_id, tokens in event.counts:
             run = self.runs.get(run_id)
             if run is None or not run.on_engine:
@@ -239,7 +243,7 @@ class AgentMachine:
                 model = run.model
                 decoding.append(run.context_tokens)
             elif any(each.reported_s is not None for each in self.runs.on_gpu()):
-                self.expectations.record_prefill(run.context_tokens)
+                self.expectations.record_prefill(run.context_tokens, run.cached_tokens)
             run.reported_s = now_s
             self.delivery.add_output(now_s, run, tokens)
         if tokens_made:

@@ -60,8 +60,9 @@ class Run:
     server has `stored`. `kv_reserved`: tokens of KV that it is expected to need at its end. `started`: the engine has reported it.
 
     `on_gpu`: it takes a seat and KV; `on_engine`: the engine has it, there or in host memory. `reported_s`: time of its last tokens, None
-    before them and after a break. `displacements`: evictions and offloads, earlier attempts included. `offloaded_s`: start of its offload;
-    `refusals`: failed offloads or restores in a row. `failed`: earlier attempts that failed."""
+    before them and after a break. `cached_tokens`: see `EngineOutput`, 0 where it is not known. `displacements`: evictions and offloads,
+    earlier attempts included. `offloaded_s`: start of its offload; `refusals`: failed offloads or restores in a row. `failed`: earlier
+    attempts that failed."""
 
     run_id: str
     queue_id: str
@@ -83,6 +84,7 @@ class Run:
     on_engine: bool = True
     started: bool = False
     reported_s: float | None = None
+    cached_tokens: int = 0
     offloaded_s: float = 0.0
     refusals: int = 0
     ending: Ending | None = None

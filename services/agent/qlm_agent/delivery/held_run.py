@@ -105,6 +105,7 @@ class HeldRun:
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     paused_s: float = 0.0  # see EngineOutput
+    cached_tokens: int | None = None  # see EngineOutput
     taken_off_s: float = 0.0  # when the agent took it off the engine
     slo: Slo | None = None
     length_guess: LengthGuess | None = None  # as the gateway stored it

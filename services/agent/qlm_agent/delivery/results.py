@@ -38,6 +38,7 @@ def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion
         slack_s=_slack_s(held, now_s),
         length_guess=held.length_guess,
         paused_s=held.paused_s,
+        cached_tokens=held.cached_tokens,
     )
     return Completion(
         last=held.emission(item.start, item.end),

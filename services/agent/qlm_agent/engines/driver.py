@@ -97,6 +97,7 @@ class EngineDriver:
         to_server_s = self._now_s() - self._engine_clock()
         counts: list[tuple[str, int]] = []
         ended: list[EngineEnd] = []
+        cached: list[tuple[str, int]] = []
         for output in outputs:
             held = self._held.get(output.run_id)
             if held is None:
@@ -108,13 +109,16 @@ class EngineDriver:
                     held.first_token_s = output.first_s + to_server_s
             held.last_token_s = output.last_s + to_server_s
             held.paused_s = output.paused_s
+            if held.cached_tokens is None and output.cached_tokens is not None:
+                held.cached_tokens = output.cached_tokens
+                cached.append((output.run_id, output.cached_tokens))
             if output.finish is None and output.failure is None:
                 counts.append((output.run_id, tokens))
             else:
                 ended.append(_end(output, tokens))
         if not outputs or any(end.failure in LOSSES for end in ended):
             self._check_stats()  # first, so that nothing is pulled into the seats that become free
-        self._step(EngineProgress(counts=counts, ended=ended))
+        self._step(EngineProgress(counts=counts, ended=ended, cached=cached))
 
     def _check_stats(self) -> None:
         """Reports changes that no output carries. An engine that lost its active model by itself (a dead process or server) counts as a

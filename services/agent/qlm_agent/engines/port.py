@@ -121,8 +121,9 @@ class EngineFailure:
 class EngineOutput:
     """New output of a run, made from `first_s` to `last_s`; it may be empty at the end of the run. `started_s`: when the engine began the
     run. `logprobs`: a record for each token, if requested. `paused_s`: seconds since its first token without a seat by the engine's policy,
-    as far as the engine knows. At most one of `finish` and `failure` is set, on the last output of a run. (Not
-    frozen, since one is made for each token.)"""
+    as far as the engine knows. `cached_tokens`: of prompt and earlier output, what the engine's prefix cache had when the run began; None
+    where the engine does not report it, or not yet. At most one of `finish` and `failure` is set, on the last output of a run. (Not frozen,
+    since one is made for each token.)"""
 
     run_id: str
     token_ids: bytes
@@ -134,6 +135,7 @@ class EngineOutput:
     finish: FinishReason | None = None
     failure: EngineFailure | None = None
     paused_s: float = 0.0
+    cached_tokens: int | None = None
 
     def extend(self, later: EngineOutput) -> None:
         """Takes in the run's next output."""
@@ -141,6 +143,7 @@ class EngineOutput:
         self.pieces += later.pieces
         self.logprobs += later.logprobs
         self.last_s, self.paused_s = later.last_s, later.paused_s
+        self.cached_tokens = later.cached_tokens if self.cached_tokens is None else self.cached_tokens
         self.finish, self.failure = later.finish, later.failure
 
 

@@ -26,10 +26,10 @@ class Moments:
     mean: float = 0.0
     variance: float = 0.0
 
-    def add(self, value: float, memory: float) -> None:
+    def add(self, value: float, memory: float, weight: float = 1.0) -> None:
         kept = self.weight * (1.0 - 1.0 / memory)
-        self.weight = kept + 1.0
-        share = 1.0 / self.weight
+        self.weight = kept + weight
+        share = weight / self.weight
         gap = value - self.mean
         self.mean += share * gap
         self.variance = (1.0 - share) * (self.variance + share * gap * gap)
@@ -51,6 +51,7 @@ class Begun:
 class _Row:
     output: FadingLengths
     prompt: Moments = field(default_factory=Moments)
+    uncached: Moments = field(default_factory=lambda: Moments(mean=1.0))  # shares of prompts, by their tokens
 
 
 class LengthLearner:
@@ -71,6 +72,8 @@ class LengthLearner:
         for profile in profiles[: self._rows_max]:
             weight = min(float(profile.samples), self._memory)
             row = _Row(FadingLengths(self._memory), Moments(weight, profile.prompt_tokens_mean, profile.prompt_tokens_variance))
+            known = weight * profile.prompt_tokens_mean if profile.uncached_share < 1.0 else 0.0
+            row.uncached = Moments(known, profile.uncached_share)
             row.output.restore(weight, profile.output_curve(), profile.output_tokens_mean)
             put_newest(self._rows, profile.key, row, self._rows_max)
             self._published[profile.key] = profile
@@ -85,12 +88,21 @@ class LengthLearner:
         )
         return {key: row.output.clock if (row := self._rows.get(key)) is not None else 0.0 for key in keys}
 
-    def finish(self, classes: Mapping[WorkloadKey, float], prompt_tokens: int, output_tokens: int) -> None:
-        """One finished request; `classes` as at its start."""
+    def uncached_share(self, classes: Mapping[WorkloadKey, float]) -> float:
+        """Of the prompt of a request of these classes, what is expected to be computed: as of the narrowest that has finished any."""
+        return next((row.uncached.mean for key in reversed([*classes]) if (row := self._rows.get(key)) is not None), 1.0)
+
+    def finish(
+        self, classes: Mapping[WorkloadKey, float], prompt_tokens: int, output_tokens: int, cached_tokens: int | None = None
+    ) -> None:
+        """One finished request; `classes` as at its start. `cached_tokens`: of its prompt; None, and those that no prompt has, teach
+        nothing."""
         for key, started in classes.items():
             row = self._rows.get(key) or _Row(FadingLengths(self._memory))
             put_newest(self._rows, key, row, self._rows_max)
             row.prompt.add(float(prompt_tokens), self._memory)
+            if cached_tokens is not None and cached_tokens < prompt_tokens:
+                row.uncached.add(1.0 - cached_tokens / prompt_tokens, self._memory, float(prompt_tokens))
             row.output.finish(float(output_tokens), started)
             self._changed.add(key)
 
@@ -139,6 +151,7 @@ class LengthLearner:
             censored=round(row.output.censored(running)),
             output_first_bin=first,
             output_shares=shares,
+            uncached_share=row.uncached.mean,
         )
 
 

@@ -32,8 +32,8 @@ class RequestLengths:
         self.rows.restore(snapshot.workload)
         self.predictor.restore(snapshot.length_model)
 
-    def pulled(self, event: Lifecycle, spec: ModelSpec, group: GroupClass | None) -> None:
-        """An agent took a request of a model."""
+    def pulled(self, event: Lifecycle, spec: ModelSpec, group: GroupClass | None) -> float:
+        """An agent took a request of a model; returns the share of its prompt that is expected to be computed."""
         begun = self._begun.get(event.queue_id)
         if begun is not None:
             begun.incarnation = event.incarnation
@@ -41,11 +41,12 @@ class RequestLengths:
             tokens = token_class(event.prompt_tokens) if group is None or not group.token_class else group.token_class
             while len(self._begun) >= RUNNING_MAX:
                 del self._begun[next(iter(self._begun))]
-            self._begun[event.queue_id] = Begun(
+            begun = self._begun[event.queue_id] = Begun(
                 classes=self.rows.classes(spec.name, "" if group is None else group.slo_class, tokens),
                 incarnation=event.incarnation,
                 output_tokens_max=max(1.0, float(spec.context_tokens_max - event.prompt_tokens)),
             )
+        return 1.0 if begun is None else self.rows.uncached_share(begun.classes)
 
     def released(self, event: Lifecycle) -> None:
         """A request waits again."""
@@ -75,7 +76,9 @@ class RequestLengths:
         guess = event.length_guess
         now = self.rows.classes(model, slo_class, token_class(event.prompt_tokens, 0 if guess is None else guess.class_tokens))
         began = {} if begun is None else begun.classes
-        self.rows.finish({key: began.get(key, clock) for key, clock in now.items()}, event.prompt_tokens, event.output_tokens)
+        cached_tokens = event.cached_tokens if event.attempt == 1 else None
+        classes = {key: began.get(key, clock) for key, clock in now.items()}
+        self.rows.finish(classes, event.prompt_tokens, event.output_tokens, cached_tokens)
         if guess is not None:
             self.predictor.learn(model, guess, event.output_tokens)
 

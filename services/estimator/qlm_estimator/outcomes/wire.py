@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from qlm.api.v1 import estimator_pb2
+from qlm.field_copies import value_of
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.statistics.distribution import Normal
@@ -92,17 +93,8 @@ def _predicted(event: RequestEvent, reported_s: float) -> Predicted | None:
     completion = _quantiles(event, "predicted", "own_completion")
     if completion is None:
         return None
-    return Predicted(
-        queue_id=event.queue_id,
-        at_s=reported_s,
-        completion=completion,
-        wait=_quantiles(event, "predicted_wait", "own_wait") if event.HasField("predicted_wait_p50_s") else None,
-        model=event.model,
-        gpu=event.gpu,
-        n_gpu=event.n_gpu,
-        instance=event.instance,
-        requests_ahead=event.requests_ahead,
-    )
+    wait = _quantiles(event, "predicted_wait", "own_wait") if event.HasField("predicted_wait_p50_s") else None
+    return value_of(Predicted, event, at_s=reported_s, completion=completion, wait=wait)
 
 
 def _quantiles(event: RequestEvent, time: str, own: Literal["own_wait", "own_completion"]) -> PredictedQuantiles | None:

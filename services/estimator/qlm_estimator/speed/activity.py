@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, replace
 
-from qlm_core.profiles.profile import HardwareProfile
+from qlm_core.profiles.hardware_profile import HardwareProfile, prefill_shares
 from qlm_core.vocabulary.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.vocabulary.stream import EntryId
 
@@ -30,27 +30,30 @@ PULLS_MAX = 4_096
 @dataclass(slots=True)
 class Totals:
     """Since the incarnation was first seen: steps by the profile with anything running (seconds, where there is none), and the sums over
-    them of decoding requests and of the tokens that they hold, prompts and outputs. `pulled`, `prefilled`: tokens of prompts that were
-    pulled, and that are taken to be done; `pulled_squares`, `prefilled_squares`: the sum of the squares of each prompt."""
+    them of decoding requests and of the tokens that they hold, prompts and outputs. `pulled`, `prefilled`: tokens to compute of prompts
+    that were pulled, and that are taken to be done; `pulled_squares`, `prefilled_squares`: the sum of the squares of each prompt, less
+    those of its cached part."""
 
     steps: float = 0.0
     sequences: float = 0.0
     context_tokens: float = 0.0
-    pulled: int = 0
-    pulled_squares: int = 0
-    prefilled: int = 0
-    prefilled_squares: int = 0
+    pulled: float = 0.0
+    pulled_squares: float = 0.0
+    prefilled: float = 0.0
+    prefilled_squares: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A request from its pull on. `prefill_left_tokens`: of its prompt; without any it decodes, since `decode_began`; `certain`: its model
-    was known; `at_pull`: with its own prompt."""
+    """A request from its pull on. `prefill_tokens`, `prefill_squares`: its part of `Totals`; `prefill_left_tokens`: of them; without any it
+    decodes, since `decode_began`; `certain`: its model was known; `at_pull`: with its own prompt."""
 
     queue_id: str
     attempt: int
     prompt_tokens: int
     pulled_s: float
+    prefill_tokens: float
+    prefill_squares: float
     prefill_left_tokens: float
     certain: bool
     at_pull: Totals
@@ -89,7 +92,7 @@ class Activity:
         self._at_s = since[0] / 1000.0
         self._now = Totals()
         self._pulls_s: list[float] = []
-        self._pulls_before: list[int] = []  # prompt tokens pulled before each
+        self._pulls_before: list[float] = []  # prompt tokens pulled before each
 
     def covers(self, entry_id: EntryId) -> bool:
         """Whether an event is news: not yet part of the reading that this began with."""
@@ -104,9 +107,18 @@ class Activity:
         run = self._runs.get(queue_id)
         return 0.0 if run is None or run.decode_began is None else self._now.steps - run.decode_began.steps
 
-    def pull(self, at_s: float, queue_id: str, attempt: int, prompt_tokens: int, hardware: HardwareProfile | None, seats: int = 0) -> None:
+    def pull(
+        self,
+        at_s: float,
+        queue_id: str,
+        attempt: int,
+        prompt_tokens: int,
+        hardware: HardwareProfile | None,
+        seats: int = 0,
+        uncached_share: float = 1.0,
+    ) -> None:
         """A request was pulled. `hardware`: of the model that it is for, if that is known. `seats`: of an engine with lookahead; 0 for one
-        that runs all that it has."""
+        that runs all that it has. `uncached_share`: of its prompt, what is expected to be computed."""
         self._advance(at_s)
         self._seats = seats
         self._forget(queue_id)
@@ -114,8 +126,10 @@ class Activity:
         self._pulls_before.append(self._now.pulled)
         if len(self._pulls_s) > PULLS_MAX:
             del self._pulls_s[: PULLS_MAX // 2], self._pulls_before[: PULLS_MAX // 2]
-        self._now.pulled += prompt_tokens
-        self._now.pulled_squares += prompt_tokens * prompt_tokens
+        linear, squared = prefill_shares(uncached_share)
+        tokens, squares = prompt_tokens * linear, prompt_tokens * prompt_tokens * squared
+        self._now.pulled += tokens
+        self._now.pulled_squares += squares
         if max(len(self._runs), len(self._prefilling)) >= RUNS_MAX:
             self._unknown += 1
             return
@@ -125,7 +139,9 @@ class Activity:
             attempt=attempt,
             prompt_tokens=prompt_tokens,
             pulled_s=self._at_s,
-            prefill_left_tokens=float(prompt_tokens) if hardware is not None else 0.0,
+            prefill_tokens=tokens,
+            prefill_squares=squares,
+            prefill_left_tokens=tokens if hardware is not None else 0.0,
             certain=hardware is not None,
             at_pull=replace(self._now),
         )
@@ -176,7 +192,7 @@ class Activity:
         """Goes on to a time, from the end of one prefill to the next."""
         while self._prefilling and self._has_room(self._prefilling[0]):
             first = self._prefilling[0]
-            token_s = self._prefill_token_s(first.prompt_tokens)
+            token_s = self._prefill_token_s(first)
             left_s = first.prefill_left_tokens * token_s
             if self._at_s + left_s > at_s:
                 if at_s > self._at_s:
@@ -189,7 +205,7 @@ class Activity:
     def _has_room(self, run: Run) -> bool:
         """Whether the engine computes a prompt now, or has begun to."""
         sequences = self._sequences
-        if not self._seats or not sequences or self._hardware is None or run.prefill_left_tokens < run.prompt_tokens:
+        if not self._seats or not sequences or self._hardware is None or run.prefill_left_tokens < run.prefill_tokens:
             return True
         held = self._held(sequences, self._now.steps) + run.prompt_tokens
         return sequences < self._seats and held <= self._hardware.kv_capacity_tokens
@@ -203,8 +219,8 @@ class Activity:
     def _begin_decoding(self) -> None:
         run = self._prefilling.popleft()
         run.prefill_left_tokens = 0.0
-        self._now.prefilled += run.prompt_tokens
-        self._now.prefilled_squares += run.prompt_tokens * run.prompt_tokens
+        self._now.prefilled += run.prefill_tokens
+        self._now.prefilled_squares += run.prefill_squares
         if self._runs.get(run.queue_id) is run:
             run.decode_began = replace(self._now)
             self._decoding += 1
@@ -239,14 +255,14 @@ class Activity:
             self._decoding_prompts -= run.prompt_tokens
             self._decoding_began = self._decoding_began - run.decode_began.steps if self._decoding else 0.0
 
-    def _prefill_token_s(self, prompt_tokens: int) -> float:
-        """Seconds per token of a prompt whose chunks ride along with the present decode steps."""
+    def _prefill_token_s(self, run: Run) -> float:
+        """Seconds per token of a prefill whose chunks ride along with the present decode steps."""
         hardware = self._hardware
-        if hardware is None or not prompt_tokens:
+        if hardware is None or not run.prefill_tokens:
             return 0.0
         sequences = self._sequences
         beside_s = hardware.decode_step_s(float(sequences), self._held(sequences, self._now.steps)) if sequences else 0.0
-        return hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens) / prompt_tokens + beside_s / PREFILL_CHUNK_TOKENS
+        return hardware.prefill_work_s(run.prefill_tokens, run.prefill_squares) / run.prefill_tokens + beside_s / PREFILL_CHUNK_TOKENS
 
     def _done_behind(self, run: Run, steps: int, first_token_s: float, seconds: float) -> float:
         """Prompt tokens pulled behind a run that were prefilled in its steps, evenly over its seconds: all that was there, as far as a

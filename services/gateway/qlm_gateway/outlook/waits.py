@@ -190,7 +190,10 @@ class Outlook:
         if hardware is None:
             return None
         tokens = float(request.prompt_tokens + produced_tokens)
-        prefill_s = hardware.prefill_work_s(tokens, tokens * tokens) + max(1.0, tokens / PREFILL_CHUNK_TOKENS) * place.chunk_s
+        model, _, slo_name, token_name = request.key
+        share = self._profiles.workload_for(model, slo_name, token_name).uncached_share
+        chunks = max(1.0, share * tokens / PREFILL_CHUNK_TOKENS)
+        prefill_s = hardware.prefill_work_s(tokens, tokens * tokens, share) + chunks * place.chunk_s
         output = self._output_of(request, produced_tokens).scaled(place.token_s)
         own_wait = Normal(max(0.0, place.wait.mean - max(0.0, now_s - self.waits.made_s)), place.wait.variance)
         own_completion = own_wait.shifted(prefill_s) + output

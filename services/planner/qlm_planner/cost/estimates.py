@@ -41,6 +41,7 @@ class ClassFacts:
     service: Service
     hardware: HardwareProfile
     prompt_variance: float
+    uncached_share: float
     longest: Sequence[float]
 
 
@@ -159,7 +160,9 @@ class Estimates:
             if hardware is None or self._profiles is None:
                 return None
             workload = self._profiles.workload_for(model, "", "")
-            found = service_of(workload.prompt_tokens_mean, workload.output_tokens, hardware, key[2])
+            found = service_of(
+                workload.prompt_tokens_mean, workload.output_tokens, hardware, key[2], uncached_share=workload.uncached_share
+            )
             self._services_of_all[key] = found
         return found
 
@@ -173,6 +176,7 @@ class Estimates:
             service=served,
             hardware=hardware,
             prompt_variance=self._prompt_variance(key),
+            uncached_share=self._profiles.workload_for(key.model, key.slo_class, key.token_class).uncached_share,
             longest=self._profiles.longest_output_for(key.model, key.slo_class, key.token_class),
         )
 
@@ -273,8 +277,14 @@ class Estimates:
                 return None
             if len(self._services) >= CLASSES_MAX:
                 self._services.clear()
-            output = self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens
-            mean_tokens = math.exp(size * PROMPT_STEP)
-            found = service_of(mean_tokens, output, hardware, batch, prompt_variance=self._prompt_variance(key))
+            workload = self._profiles.workload_for(key.model, key.slo_class, key.token_class)
+            found = service_of(
+                math.exp(size * PROMPT_STEP),
+                workload.output_tokens,
+                hardware,
+                batch,
+                prompt_variance=self._prompt_variance(key),
+                uncached_share=workload.uncached_share,
+            )
             self._services[index] = found
         return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from qlm_core.profiles.hardware_profile import prefill_shares
 from qlm_core.statistics.length_curve import LONGEST_OF, longest_of_counts
 from qlm_core.vocabulary.group import GroupKey
 from qlm_core.vocabulary.request import SloKind
@@ -280,6 +281,7 @@ class ClassTable:
             return column
         served, hardware = facts.service, facts.hardware
         scale = hardware.slowdown * 1e-3
+        linear, squared = prefill_shares(facts.uncached_share)
         column[:LONGEST_AT] = (
             served.output.mean,
             served.output.variance,
@@ -291,8 +293,8 @@ class ClassTable:
             served.left_tokens,
             served.prefill_s - served.prefill_work_s,
             served.prefill_work_s,
-            hardware.prefill_ms_per_token * scale,
-            hardware.prefill_ms_per_token_squared * scale,
+            hardware.prefill_ms_per_token * scale * linear,
+            hardware.prefill_ms_per_token_squared * scale * squared,
             facts.prompt_variance,
             hardware.swap_s(warm=False),
             hardware.swap_s(warm=True),

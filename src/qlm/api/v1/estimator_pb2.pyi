@@ -340,6 +340,7 @@ class WorkloadProfile(_message.Message):
     CENSORED_FIELD_NUMBER: _builtins.int
     OUTPUT_FIRST_BIN_FIELD_NUMBER: _builtins.int
     OUTPUT_SHARES_FIELD_NUMBER: _builtins.int
+    UNCACHED_SHARE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model."""
     slo_class: _builtins.str
@@ -360,6 +361,8 @@ class WorkloadProfile(_message.Message):
     """Requests that run, or were cancelled, expired or failed, whose length so far the figures take as a lower bound; faded."""
     output_first_bin: _builtins.int
     """Bin of the first of `output_shares`."""
+    uncached_share: _builtins.float
+    """Of the tokens of prompts, the share that the engines' prefix caches leave to compute, above 0 and at most 1; 0: as 1, nothing is known."""
     @_builtins.property
     def output_shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Shares of the output lengths: bins of one token each up to 16, then four to each doubling. Empty: only mean and variance are known."""
@@ -378,10 +381,11 @@ class WorkloadProfile(_message.Message):
         censored: _builtins.int = ...,
         output_first_bin: _builtins.int = ...,
         output_shares: _abc.Iterable[_builtins.float] | None = ...,
+        uncached_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["censored", b"censored", "model", b"model", "output_first_bin", b"output_first_bin", "output_shares", b"output_shares", "output_tokens_mean", b"output_tokens_mean", "output_tokens_variance", b"output_tokens_variance", "prompt_tokens_mean", b"prompt_tokens_mean", "prompt_tokens_variance", b"prompt_tokens_variance", "samples", b"samples", "slo_class", b"slo_class", "token_class", b"token_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["censored", b"censored", "model", b"model", "output_first_bin", b"output_first_bin", "output_shares", b"output_shares", "output_tokens_mean", b"output_tokens_mean", "output_tokens_variance", b"output_tokens_variance", "prompt_tokens_mean", b"prompt_tokens_mean", "prompt_tokens_variance", b"prompt_tokens_variance", "samples", b"samples", "slo_class", b"slo_class", "token_class", b"token_class", "uncached_share", b"uncached_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

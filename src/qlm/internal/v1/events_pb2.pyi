@@ -141,6 +141,7 @@ class RequestEvent(_message.Message):
     MOVED_REQUESTS_FIELD_NUMBER: _builtins.int
     MOVED_TOKENS_FIELD_NUMBER: _builtins.int
     PAUSED_S_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     kind: Global___EventKind.ValueType
     queue_id: _builtins.str
     group_id: _builtins.str
@@ -204,6 +205,10 @@ class RequestEvent(_message.Message):
     """KV_ kinds: tokens of KV of all of them."""
     paused_s: _builtins.float
     """COMPLETED: seconds after its first token in which the engine's policy gave it no seat."""
+    cached_tokens: _builtins.int
+    """COMPLETED: tokens of the prompt, and of output of earlier attempts, that the engine's prefix cache had when the run began; absent where the
+    engine does not report them.
+    """
     @_builtins.property
     def own_wait(self) -> Global___Moments:
         """PREDICTED: the wait as the formulas gave it, before calibration; absent where it equals the reported one."""
@@ -261,15 +266,20 @@ class RequestEvent(_message.Message):
         moved_requests: _builtins.int = ...,
         moved_tokens: _builtins.int = ...,
         paused_s: _builtins.float = ...,
+        cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "length_guess", b"length_guess", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_wait_p50_s", b"predicted_wait_p50_s", "slack_s", b"slack_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "cached_tokens", b"cached_tokens", "length_guess", b"length_guess", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_wait_p50_s", b"predicted_wait_p50_s", "slack_s", b"slack_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "from_warm", b"from_warm", "gpu", b"gpu", "group_id", b"group_id", "group_ids", b"group_ids", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "length_guess", b"length_guess", "model", b"model", "moved_requests", b"moved_requests", "moved_tokens", b"moved_tokens", "n_gpu", b"n_gpu", "output_tokens", b"output_tokens", "own_completion", b"own_completion", "own_wait", b"own_wait", "paused_s", b"paused_s", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "predicted_p99_s", b"predicted_p99_s", "predicted_wait_p50_s", b"predicted_wait_p50_s", "predicted_wait_p90_s", b"predicted_wait_p90_s", "predicted_wait_p99_s", b"predicted_wait_p99_s", "profile_version", b"profile_version", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s", "took_s", b"took_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cached_tokens", b"cached_tokens", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "from_warm", b"from_warm", "gpu", b"gpu", "group_id", b"group_id", "group_ids", b"group_ids", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "length_guess", b"length_guess", "model", b"model", "moved_requests", b"moved_requests", "moved_tokens", b"moved_tokens", "n_gpu", b"n_gpu", "output_tokens", b"output_tokens", "own_completion", b"own_completion", "own_wait", b"own_wait", "paused_s", b"paused_s", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "predicted_p99_s", b"predicted_p99_s", "predicted_wait_p50_s", b"predicted_wait_p50_s", "predicted_wait_p90_s", b"predicted_wait_p90_s", "predicted_wait_p99_s", b"predicted_wait_p99_s", "profile_version", b"profile_version", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s", "took_s", b"took_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
     _WhichOneofReturnType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["predicted_wait_p50_s"]  # noqa: Y015
     _WhichOneofArgType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s"]  # noqa: Y015
     _WhichOneofReturnType__slack_s: _TypeAlias = _typing.Literal["slack_s"]  # noqa: Y015
     _WhichOneofArgType__slack_s: _TypeAlias = _typing.Literal["_slack_s", b"_slack_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_wait_p50_s) -> _WhichOneofReturnType__predicted_wait_p50_s | None: ...
     @_typing.overload

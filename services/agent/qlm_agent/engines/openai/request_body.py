@@ -17,7 +17,7 @@ def completion_body(
 ) -> dict[str, object]:
     """All but `max_tokens`. `known`: the parameters beyond OpenAI's that the server knows. Stop strings are not sent: the agent matches
     them, across interrupted answers too. Raises NotServable."""
-    body: dict[str, object] = {"model": remote_model, "stream": True}
+    body: dict[str, object] = {"model": remote_model, "stream": True, "stream_options": {"include_usage": True}}
     body |= chat_body(prompt) if isinstance(prompt, ChatPrompt) else {"prompt": prompt}
     ids = not isinstance(prompt, str | ChatPrompt)
     if ids:

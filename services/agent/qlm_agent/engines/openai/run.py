@@ -34,6 +34,9 @@ REPAIRS_MAX = 4
 SPECIAL_TOKENS = 64
 """Most tokens that a server is assumed to add to a prompt."""
 
+USAGE_WAIT_S = 1.0
+"""Longest wait for what follows the last output on a stream: the usage, and its end."""
+
 TRIES_MAX = 3
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
 """Pauses before the second and later tries; a server may demand longer ones."""
@@ -76,6 +79,7 @@ class Run:
         self.made = len(request.produced_pieces) if model.text_output else len(request.produced) // TOKEN_BYTES
         self.prompt_tokens = request.prompt_tokens
         self.produced_any = False
+        self._cached_tokens: int | None = None
         self._heard = False
         self._half = ""  # of a character
         self._emit = emit
@@ -192,29 +196,35 @@ class Run:
 
     async def _generate(self, path: str, body: Mapping[str, object]) -> None:
         finish: FinishReason | None = None
-        async with aclosing(self.model.server.stream(path, body)) as chunks:
-            async for chunk in chunks:
-                self._heard = True
-                await self._flowing.wait()
-                if finish is not None:
-                    continue  # to the end of the stream, so that the connection is kept
-                made, reason = self._read(chunk)
-                found: StopMatch | None = None
-                released = [made]
-                if self._stop is not None:
-                    released, found = self._stop.feed(made)
-                if found is not None:
-                    self._push([*released, await self._until(found)])
-                    self._finish(FinishReason.STOP)
-                    return
-                finish = self._finish_reason(reason, made)
-                if finish is not None and self._stop is not None:
-                    released += self._stop.flush()
-                self._push(released)
-                if finish is not None:
-                    self._finish(finish)
+        try:
+            async with aclosing(self.model.server.stream(path, body)) as chunks, asyncio.timeout(None) as patience:
+                async for chunk in chunks:
+                    self._heard = True
+                    await self._flowing.wait()
+                    self._read_usage(chunk)
+                    if finish is not None:
+                        continue  # to the end of the stream, so that the connection is kept
+                    made, reason = self._read(chunk)
+                    found: StopMatch | None = None
+                    released = [made]
+                    if self._stop is not None:
+                        released, found = self._stop.feed(made)
+                    if found is not None:
+                        self._push([*released, await self._until(found)])
+                        self._finish(FinishReason.STOP)
+                        return
+                    finish = self._finish_reason(reason, made)
+                    if finish is not None and self._stop is not None:
+                        released += self._stop.flush()
+                    self._push(released)
+                    if finish is not None:
+                        patience.reschedule(asyncio.get_running_loop().time() + USAGE_WAIT_S)
+        except (TimeoutError, ServerError):
+            if finish is None:
+                raise
         if finish is None:
             raise ServerProtocolError(f"{self.model.server.base_url}: a stream without a finish reason")
+        self._finish(finish)
 
     def _read(self, chunk: Mapping[str, Any]) -> tuple[Piece, str | None]:
         """The output of a chunk. Raises ServerProtocolError."""
@@ -246,6 +256,15 @@ class Run:
             except ValueError as error:
                 raise ServerProtocolError(f"{url}: {error}") from error
         return made, reason
+
+    def _read_usage(self, chunk: Mapping[str, Any]) -> None:
+        """Takes what the server's prefix cache had of the prompt, in tokens as the gateway counted it, where the chunk says so."""
+        usage = chunk.get("usage")
+        details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+        if isinstance(usage, dict) and isinstance(details, dict):
+            cached, prompt = details.get("cached_tokens"), usage.get("prompt_tokens")
+            if isinstance(cached, int) and isinstance(prompt, int) and 0 <= cached <= prompt and prompt:
+                self._cached_tokens = round(cached / prompt * self.request.prompt_tokens)
 
     def _characters(self, text: str, *, last: bool) -> str:
         """Text that can be stored: a server that counts in UTF-16 may cut a character in two; the first half waits for the second."""
@@ -302,6 +321,7 @@ class Run:
 
     def _end(self, output: EngineOutput) -> None:
         output.first_s = output.last_s = self._clock()
+        output.cached_tokens = self._cached_tokens
         self._emit(output, True)
 
 

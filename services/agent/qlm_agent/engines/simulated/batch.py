@@ -28,7 +28,7 @@ StepDuration = Callable[[int, int, Sequence[tuple[int, int]]], float]
 class SimulatedBatch:
     """The runs of one active model, and its view for the policy, which is reset. Times of calls never decrease. `expected_step_s`: of a
     step before its noise, default `step_s`. `kv_swap_s`: of copying so many tokens of paused KV to host memory or back, of which
-    `host_kv_tokens` fit there. `stages`: of a pipeline; a step waits for the first one."""
+    `host_kv_tokens` fit there. `stages`: of a pipeline; a step waits for the first one. `shared_prefix_tokens`: see `BatchState`."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class SimulatedBatch:
         host_kv_tokens: int = 0,
         prefill: PrefillRule = PrefillRule.BESIDE,
         stages: Stages | None = None,
+        shared_prefix_tokens: int = 0,
     ) -> None:
         self.model = model
         self.seats = batch_max
@@ -52,7 +53,12 @@ class SimulatedBatch:
         self._step_s = step_s
         self._prefill = prefill
         self._stages = stages
-        self._state = BatchState(kv_capacity_tokens=kv_capacity_tokens, batch_max=batch_max, policy_preempts=takes_seats(policy))
+        self._state = BatchState(
+            kv_capacity_tokens=kv_capacity_tokens,
+            batch_max=batch_max,
+            policy_preempts=takes_seats(policy),
+            shared_prefix_tokens=shared_prefix_tokens,
+        )
         self.kv = self._state.kv
         self._paused_kv = PausedKv(self._state, policy.kv, kv_swap_s, host_kv_tokens // BLOCK_TOKENS)
         self._scheduling = Scheduling(self._state, policy, self._paused_kv)
@@ -282,7 +288,8 @@ class SimulatedBatch:
         # A run that was just preempted is not admitted in the same step: it would take the blocks back.
         while budget > 0 and not preempted and state.waiting and state.admits(state.waiting[0]):
             run = state.waiting[0]
-            if not self._prefill.chunk(run.prompt_tokens + run.produced_tokens, budget, first=not self._chunks):
+            left_tokens = run.prompt_tokens + run.produced_tokens - state.cached_tokens(run)
+            if not self._prefill.chunk(left_tokens, budget, first=not self._chunks):
                 break
             state.admit(state.waiting.pop(0))
             budget -= self._schedule_chunk(run, budget)
@@ -347,4 +354,4 @@ class SimulatedBatch:
         last_s = self._last_step_s if run.ended_s is None else run.ended_s
         first_s = run.first_token_s if start == run.resumed and run.first_token_s is not None else last_s
         started_s = last_s if run.started_s is None else run.started_s
-        return Progress(run.run_id, start, run.reported, started_s, first_s, last_s, done, run.failure, run.paused_s)
+        return Progress(run.run_id, start, run.reported, started_s, first_s, last_s, done, run.failure, run.paused_s, run.cached_tokens)

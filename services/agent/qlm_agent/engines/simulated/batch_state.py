@@ -15,12 +15,15 @@ WATERMARK = 0.01
 class BatchState:
     """`waiting`: runs to admit, in order; `held`: those that the policy holds back, and paused ones. `changed`: these differ from the runs
     that the policy ordered. `stepping`: a step is under way. `served_s`: seconds of all steps. `policy_preempts`: a run without a seat
-    is without it by the policy, not only for want of KV."""
+    is without it by the policy, not only for want of KV. `shared_prefix_tokens`: with which all prompts begin; once a prompt is computed,
+    later ones take its whole blocks of them from a cache, `cached_prefix_tokens`, all but their last token."""
 
-    def __init__(self, *, kv_capacity_tokens: int, batch_max: int, policy_preempts: bool = False) -> None:
+    def __init__(self, *, kv_capacity_tokens: int, batch_max: int, policy_preempts: bool = False, shared_prefix_tokens: int = 0) -> None:
         self.policy_preempts = policy_preempts
         self.kv = KvBlocks(kv_capacity_tokens)
         self.batch_max = batch_max
+        self.shared_prefix_tokens = shared_prefix_tokens
+        self.cached_prefix_tokens = 0
         self.runs: dict[str, RunState] = {}
         self.waiting: list[RunState] = []
         self.held: list[RunState] = []
@@ -47,6 +50,10 @@ class BatchState:
             return False
         return blocks_for(run.prompt_tokens + run.produced_tokens) + self.spare_blocks() <= self.kv.free
 
+    def cached_tokens(self, run: RunState) -> int:
+        """What the prefix cache has of a prompt."""
+        return min(self.cached_prefix_tokens, run.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
     def blocks_given_back(self, run: RunState) -> int:
         """Blocks that become free without a running run: its own, and the one of its next step."""
         if run.phase is Phase.PREFILL:
@@ -69,7 +76,8 @@ class BatchState:
         run.phase = Phase.PREFILL
         run.residence = Residence.GPU
         run.prefill_tokens = run.prompt_tokens + run.produced_tokens
-        run.prefill_done = 0
+        run.prefill_done = self.cached_tokens(run)
+        run.cached_tokens = run.prefill_done if run.cached_tokens is None else run.cached_tokens
         run.seated_at_s = self.served_s
         run.started_s = self.time_s if run.started_s is None else run.started_s
         self._note_pause(run)
@@ -79,6 +87,7 @@ class BatchState:
     def join(self, run: RunState) -> None:
         """The end of a prefill gives the first token, and the run decodes from the next step on."""
         del self.prefilling[run.run_id]
+        self.cached_prefix_tokens = max(self.cached_prefix_tokens, min(run.prompt_tokens, self.shared_prefix_tokens))
         run.produced_tokens += 1
         run.first_token_s = self.time_s if run.first_token_s is None else run.first_token_s
         if run.reported == run.produced_tokens - 1:

@@ -43,7 +43,8 @@ class SimulatedLimits:
     """`time_scale`: how many times faster than its profile it runs. `host_memory_gb`: budget for weights in host memory; `host_kv_gb`: a
     separate one for the KV of offloaded runs, 0 to never offload. `kv_capacity_tokens`: 0 for the profile's. `tell_every_s`: how often
     running requests report their tokens; first tokens and ends never wait. `prefill`: how prompts share the steps. `pipeline_stages`: 1 for
-    no pipeline; with several, as many batches share seats, KV and host memory for paused runs."""
+    no pipeline; with several, as many batches share seats, KV and host memory for paused runs. `shared_prefix_tokens`: with which all
+    prompts of a model begin: cached once one was computed, until another model is active; each run's KV still counts whole."""
 
     time_scale: float = 1.0
     batch_max: int = 256
@@ -54,6 +55,7 @@ class SimulatedLimits:
     host_kv_gb: float = 16.0
     kv_capacity_tokens: int = 0
     tell_every_s: float = 0.02
+    shared_prefix_tokens: int = 0
 
 
 class SimulatedCore:
@@ -187,6 +189,7 @@ class SimulatedCore:
                 host_kv_tokens=self._swap.host.capacity_bytes // self._models[model].profile.kv_bytes_per_token // count,
                 prefill=limits.prefill,
                 stages=stages,
+                shared_prefix_tokens=limits.shared_prefix_tokens,
             )
 
         return batch(0) if stages is None else PipelinedBatches(stages, batch)
@@ -305,6 +308,7 @@ class SimulatedCore:
             finish=finish,
             failure=progress.failure,
             paused_s=progress.paused_s,
+            cached_tokens=progress.cached_tokens,
         )
 
     def _refuse(self, now_s: float, request: EngineRequest, kind: FailureKind, message: str) -> None:

@@ -32,6 +32,7 @@ class RunState(SequenceView):
     phase: Phase = Phase.WAITING
     prefill_tokens: int = 0  # of this prefill, 0 before it
     prefill_done: int = 0
+    cached_tokens: int | None = None  # of its first prefill here
     joined_step: int = 0
     seated_at_s: float = 0.0  # `served_s` of the batch, as of `served_s`
     moving_blocks: int = 0  # KV of the GPU while it is MOVING or PAUSED
@@ -75,8 +76,8 @@ class RunState(SequenceView):
 
 @dataclass(slots=True)
 class Progress:
-    """Tokens `start` to `end` of a run, made from `first_s` to `last_s`; `done`: these are its last, or it failed. `paused_s`: see
-    EngineOutput."""
+    """Tokens `start` to `end` of a run, made from `first_s` to `last_s`; `done`: these are its last, or it failed. `paused_s`,
+    `cached_tokens`: see EngineOutput."""
 
     run_id: str
     start: int
@@ -87,3 +88,4 @@ class Progress:
     done: bool
     failure: EngineFailure | None
     paused_s: float = 0.0
+    cached_tokens: int | None = None

@@ -70,16 +70,17 @@ class EngineRuns:
         records_at = TOKEN_BYTES * sum(row[1] for row in frame.head["made"]) if records else 0
         made = False
         for number, row in enumerate(frame.head["made"]):
-            run_id, count, started_s, first_s, last_s = row[:5]
+            run_id, count, started_s, first_s, last_s, cached_tokens = row[:6]
             ids = frame.body[at : at + count * TOKEN_BYTES]
             at += count * TOKEN_BYTES
             begin, records_at = records_at, records_at + (records[number] if records else 0)
             if run_id not in self._runs:
                 continue
             made |= count > 0
-            output = EngineOutput(run_id, ids, started_s, first_s, last_s, logprobs=frame.body[begin:records_at])
-            if len(row) > 5:
-                finish, failure, message = row[5:]
+            logprobs = frame.body[begin:records_at]
+            output = EngineOutput(run_id, ids, started_s, first_s, last_s, logprobs=logprobs, cached_tokens=cached_tokens)
+            if len(row) > 6:
+                finish, failure, message = row[6:]
                 output.finish = FinishReason(finish) if finish else None
                 output.failure = EngineFailure(kind=FailureKind(failure), message=message) if failure else None
                 del self._runs[run_id]

@@ -154,9 +154,8 @@ class ChildLoop:
     def _report(self, made: Sequence[RunOutput]) -> None:
         """One frame for all."""
         rows = [
-            [each.run_id, len(each.tokens), each.started_s, each.first_s, each.last_s, each.finish, each.failure, each.message]
-            if each.finish or each.failure
-            else [each.run_id, len(each.tokens), each.started_s, each.first_s, each.last_s]
+            [each.run_id, len(each.tokens), each.started_s, each.first_s, each.last_s, each.cached_tokens]
+            + ([each.finish, each.failure, each.message] if each.finish or each.failure else [])
             for each in made
         ]
         body = b"".join(bytes_of(each.tokens) for each in made)

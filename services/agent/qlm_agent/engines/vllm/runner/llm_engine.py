@@ -166,6 +166,7 @@ class LlmEngineRunner:
                 continue
             completion = output.outputs[0]
             entry = RunOutput(output.request_id, list(completion.token_ids), self._started.get(inner, began_s), now_s, now_s)
+            entry.cached_tokens = output.num_cached_tokens
             if inner in self._params:
                 entry.logprobs = records_of(completion, self._params[inner])
             if output.finished:

@@ -66,7 +66,7 @@ class RunPlan:
 
 @dataclass(slots=True)
 class RunOutput:
-    """New output of a run. `logprobs`: a record for each token, if the run wants them."""
+    """New output of a run. `logprobs`: a record for each token, if the run wants them. `cached_tokens`: see `EngineOutput`."""
 
     run_id: str
     tokens: list[int]
@@ -77,6 +77,7 @@ class RunOutput:
     failure: str = ""
     message: str = ""
     logprobs: bytes = b""
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
