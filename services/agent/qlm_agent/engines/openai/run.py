@@ -196,6 +196,7 @@ class Run:
 
     async def _generate(self, path: str, body: Mapping[str, object]) -> None:
         finish: FinishReason | None = None
+        released: list[Piece] = []
         try:
             async with aclosing(self.model.server.stream(path, body)) as chunks, asyncio.timeout(None) as patience:
                 async for chunk in chunks:
@@ -216,14 +217,16 @@ class Run:
                     finish = self._finish_reason(reason, made)
                     if finish is not None and self._stop is not None:
                         released += self._stop.flush()
-                    self._push(released)
-                    if finish is not None:
+                    if finish is None:
+                        self._push(released)
+                    else:  # the last output and the end go together: a run that is aborted in between would go on after its end
                         patience.reschedule(asyncio.get_running_loop().time() + USAGE_WAIT_S)
         except (TimeoutError, ServerError):
             if finish is None:
                 raise
         if finish is None:
             raise ServerProtocolError(f"{self.model.server.base_url}: a stream without a finish reason")
+        self._push(released)
         self._finish(finish)
 
     def _read(self, chunk: Mapping[str, Any]) -> tuple[Piece, str | None]:
