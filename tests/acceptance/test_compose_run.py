@@ -226,7 +226,6 @@ async def test_streams_go_on_token_by_token_where_a_container_is_killed(stack: S
         async with asyncio.timeout(2 * TIMEOUT_S), asyncio.TaskGroup() as readers:
             readers.create_task(read(stream))
             readers.create_task(chat.read([http], 0, 2 * TIMEOUT_S))
-            await stream.wait_accepted()
             while min(len(tokens), await output_tokens(client, chat_id)) < KILL_AT_TOKENS:
                 await asyncio.sleep(0.02)
             instance = (await status_of(client, stream.request_id)).instance
