@@ -19,6 +19,7 @@ from batch_places import PLACES, opened_place
 from identity_files import add_key
 from qlm_gateway.batches import records
 from qlm_gateway.batches.folder import FolderObjects
+from qlm_gateway.batches.store import BatchStore
 
 from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, until
 from .http_rig import HTTP, chat_text, client_of
@@ -233,6 +234,15 @@ async def test_lines_that_are_not_answered_in_time_expire(rig: Rig, place: str, 
         errors = await answers_of(client, batch.error_file_id)
         assert {each["error"]["code"] for each in errors} <= {"batch_expired", "expired"}
         assert sorted(each["custom_id"] for each in errors) == [f"c{number}" for number in range(5)]
+
+
+async def test_the_input_of_a_batch_can_be_deleted_from_its_end_on(rig: Rig, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its driver closes it some time after."""
+    monkeypatch.setattr(BatchStore, "close", lambda *_: None)
+    async with opened(rig, place) as client:
+        created = await batch_of(client, b"wrong")
+        assert (await ended(client, created.id)).status == "failed"
+        assert (await client.files.delete(created.input_file_id)).deleted
 
 
 async def test_tenants_do_not_see_each_other(rig: Rig, place: str, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ next driver goes on where this one ended. A line's request id follows from its b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import closing, suppress
 from itertools import islice
 from typing import Any, BinaryIO, Protocol
 
@@ -156,7 +156,7 @@ class BatchDriver:
     def _check(self, batch: BatchRecord, models: Collection[str]) -> tuple[int, list[LineError]]:
         return check_file(self._input(batch), batch.endpoint, self._http, self._settings.lines_max, models)
 
-    def _lines(self, batch: BatchRecord) -> Iterator[tuple[int, bytes]]:
+    def _lines(self, batch: BatchRecord) -> Generator[tuple[int, bytes]]:
         """Opens the input for its first line, so that a call whose task is cancelled leaves no open file."""
         yield from read_lines(self._input(batch), self._http.body_bytes_max)
 
@@ -181,18 +181,18 @@ class BatchDriver:
         return BatchState.COMPLETED
 
     async def _feed(self, batch: BatchRecord, answers: Answers, in_flight: dict[int, RequestKey]) -> None:
-        lines = self._lines(batch)
-        chunk = await self._store.do(_next_of, lines)
-        async with asyncio.TaskGroup() as tasks:
-            while chunk:
-                for number, raw in chunk:
-                    if number in answers.done:
-                        continue
-                    await answers.room.wait()
-                    await self._room.acquire()
-                    task = tasks.create_task(self._answered(batch, number, raw, answers, in_flight))
-                    task.add_done_callback(lambda _: self._room.release())
-                chunk = await self._store.do(_next_of, lines)
+        with closing(self._lines(batch)) as lines:
+            chunk = await self._store.do(_next_of, lines)
+            async with asyncio.TaskGroup() as tasks:
+                while chunk:
+                    for number, raw in chunk:
+                        if number in answers.done:
+                            continue
+                        await answers.room.wait()
+                        await self._room.acquire()
+                        task = tasks.create_task(self._answered(batch, number, raw, answers, in_flight))
+                        task.add_done_callback(lambda _: self._room.release())
+                    chunk = await self._store.do(_next_of, lines)
 
     async def _answered(self, batch: BatchRecord, number: int, raw: bytes, answers: Answers, in_flight: dict[int, RequestKey]) -> None:
         """One line, to its answer."""

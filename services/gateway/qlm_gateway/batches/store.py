@@ -72,8 +72,15 @@ class BatchStore:
         self._threads = ThreadPoolExecutor(THREADS_MAX, "batches")
 
     async def do(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs a blocking call in a thread of the store's own: a slow store delays nothing else."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        """Runs a blocking call in a thread of the store's own: a slow store delays nothing else. Who is cancelled waits for its end."""
+        call = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            if not call.cancelled():
+                call.exception()  # nobody else asks for it
+            raise
 
     # Files ------------------------------------------------------------------------------------------------------------
 
@@ -162,7 +169,8 @@ class BatchStore:
 
     def _is_read(self, record: FileRecord) -> bool:
         ids = [name.rpartition("/")[2] for name, _ in self.objects.names(f"open/{_segment(record.tenant)}")]
-        return any(self.batch(record.tenant, batch_id).input_file_id == record.id for batch_id in ids)
+        batches = (self.batch(record.tenant, batch_id) for batch_id in ids)
+        return any(each.input_file_id == record.id and each.state not in TERMINAL for each in batches)
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
