@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 import tracemalloc
 from io import BytesIO
 from pathlib import Path
 from typing import NoReturn
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -95,3 +97,23 @@ def test_a_file_of_the_largest_size_is_checked_within_little_memory(tmp_path: Pa
     finally:
         tracemalloc.stop()
     assert peak < 32 << 20
+
+
+async def test_who_is_cancelled_waits_for_the_end_of_its_call(tmp_path: Path) -> None:
+    """So nothing that a thread still uses is closed."""
+    store, began, go_on = BatchStore(open_objects(str(tmp_path)), BatchSettings()), threading.Event(), threading.Event()
+    ended = list[bool]()
+
+    def work() -> None:
+        began.set()
+        ended.append(go_on.wait(20.0))
+
+    caller = asyncio.create_task(store.do(work))
+    await asyncio.to_thread(began.wait, 20.0)
+    caller.cancel()
+    await asyncio.wait([caller], timeout=0.05)
+    assert not caller.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended == [True]
