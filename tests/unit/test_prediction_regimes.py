@@ -79,9 +79,20 @@ def _workload(requests: tuple[Arrival, ...]) -> tuple[WorkloadProfile, ...]:
         (_requests(500.0, 4.0), 256, None),
         (_requests(300.0, 300.0, spread=0.3), 8, None),
         (_requests(1_000.0, 300.0), 256, 60_000),
+        (_requests(300.0, 300.0), 256, 20_000),
+        (_requests(1_000.0, 300.0), 256, 16_000),
         (_requests(500.0, 200.0), 256, None),
     ],
-    ids=["prefill-bound", "prefill-bound bursts", "tiny outputs", "small batches", "KV is the limit", "full batches"],
+    ids=[
+        "prefill-bound",
+        "prefill-bound bursts",
+        "tiny outputs",
+        "small batches",
+        "KV is the limit",
+        "KV for thirty of long outputs",
+        "KV for eight",
+        "full batches",
+    ],
 )
 def test_waits_are_right_where_lengths_are_known(requests: tuple[Arrival, ...], batch_max: int, kv_tokens: int | None) -> None:
     predicted_s, actual_s = _waits(Known, requests, batch_max, kv_tokens)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_core.prediction.prediction_service import EngineColumns, Integers, ServiceColumns
+from qlm_core.prediction.prediction_service import EngineColumns, Integers, ServiceColumns, reserved_tokens
 from qlm_core.statistics.normal_arrays import Floats
 from qlm_core.vocabulary.instance import PREFILL_CHUNK_TOKENS
 
@@ -53,8 +53,7 @@ class BatchMix:
 def batch_mix(engine: EngineColumns, of: Integers, count: Floats, prompt_tokens: Floats, served: ServiceColumns) -> BatchMix:
     """`count` [classes] requests of each class on the engine with number `of`, each with so many prompt tokens on average. Requests take
     a seat for as many steps as they make tokens, so KV is shared by these; prefills by requests. One that decodes holds its prompt and
-    what it has made, which is on average as much as it has left, and at least the mean output, which agents reserve. One that is
-    longer than all others together is beside them only until they are done."""
+    what agents reserve. One that is longer than all others together is beside them only until they are done."""
     engines = len(engine.batch_max)
 
     def summed(value: Floats) -> Floats:
@@ -66,8 +65,9 @@ def batch_mix(engine: EngineColumns, of: Integers, count: Floats, prompt_tokens:
         made = np.minimum(served.output, steps[of])
         output, whole = tokens / requests, tokens
         tokens = summed(made)
-        held = summed(made * (prompt_tokens + np.minimum(np.maximum(served.left_tokens, output[of]), steps[of])))
-        by_kv = engine.kv_tokens * tokens / held
+        reserved = reserved_tokens(served.output, served.output_variance, output[of])
+        held = summed(made * (prompt_tokens + np.minimum(reserved, steps[of])))
+        by_kv = (engine.kv_tokens - 0.5 * (summed(prompt_tokens) / requests + output)) * tokens / held
         by_prefill = PREFILL_CHUNK_TOKENS * tokens / np.maximum(requests, summed(served.prefill_tokens))
         batch = np.maximum(1.0, np.minimum(np.minimum(engine.batch_max, by_kv), by_prefill))
         own = _sequence_s(served, 0.5 * steps[of], engine.context_token_s[of])

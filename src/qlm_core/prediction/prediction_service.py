@@ -4,7 +4,8 @@ Continuous batching keeps a batch of B sequences decoding. A sequence holds its 
 full engine E[O^2] / (2 E[O]) tokens (the age of a renewal process, which is also what it has left). B is limited three times:
 
 - by `batch_max`;
-- by KV: agents keep room for the prompt and the expected output of each, and engines for what it really holds;
+- by KV: agents keep room for the prompt and the expected output of each (`reserved_tokens`); the next one fits half of the time into
+  what is left of the last;
 - by prefill: a step takes in `PREFILL_CHUNK_TOKENS` prompt tokens at most, so that many over the prompt's tokens join in a step, and each
   stays E[O] steps. With long prompts this binds, and each request then pays for whole steps of a small batch.
 
@@ -21,6 +22,7 @@ from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from qlm_core.profiles.hardware_profile import HardwareProfile, Number, prefill_shares
 from qlm_core.statistics.distribution import Normal, normal_quantile
@@ -161,7 +163,8 @@ def _figures(
     """`engine`: what serving depends on, in the order of `EngineColumns`."""
     batch_max, kv_tokens, step_base_s, sequence_s, context_token_s, prefill_base_s, prefill_token_s, prefill_square_s = engine
     left = (output_variance + output * output) / (2.0 * output)
-    by_kv = kv_tokens / (prompt_tokens + np.maximum(left, output))
+    held = prompt_tokens + reserved_tokens(output, output_variance, output)
+    by_kv = (kv_tokens - 0.5 * (prompt_tokens + output)) / held
     linear, squared = prefill_shares(uncached_share)
     prefill_tokens = prompt_tokens * linear
     by_prefill = output * PREFILL_CHUNK_TOKENS / np.maximum(1.0, prefill_tokens)
@@ -183,6 +186,15 @@ def _figures(
         step_base_s=step_base_s,
         joining_s=prefill_work / output,
     )
+
+
+def reserved_tokens(output: Number, variance: Number, mean: Number) -> Number:
+    """Output tokens that a seat has reserved on average, of a lognormal output. Agents reserve `mean`, that of all classes, and half as much
+    again whenever a request has made what is reserved: 0.4 mean^2 + 0.6 output^2 over its steps where it makes more than the mean."""
+    s = np.sqrt(np.log1p(variance / (output * output))) + 1e-9
+    z = np.log(mean / output) / s + 0.5 * s
+    more: Number = 0.4 * mean * mean / output * ndtr(-z) + 0.6 * output * np.exp(s * s) * ndtr(2.0 * s - z)
+    return mean * ndtr(z - s) + more
 
 
 def longest_of_each(output: Floats, variance: Floats, count: Floats) -> tuple[Floats, Floats]:
