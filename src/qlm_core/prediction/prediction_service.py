@@ -189,12 +189,13 @@ def _figures(
 
 
 def reserved_tokens(output: Number, variance: Number, mean: Number) -> Number:
-    """Output tokens that a seat has reserved on average, of a lognormal output. Agents reserve `mean`, that of all classes, and half as much
-    again whenever a request has made what is reserved: 0.4 mean^2 + 0.6 output^2 over its steps where it makes more than the mean."""
+    """Output tokens that a seat has reserved on average, of a lognormal output. Agents reserve `mean`, that of all classes, and half as
+    much again whenever a request has made what is reserved: 0.4 mean^2 + 0.6 output^2 over its steps if it makes more than the mean."""
     s = np.sqrt(np.log1p(variance / (output * output))) + 1e-9
     z = np.log(mean / output) / s + 0.5 * s
-    more: Number = 0.4 * mean * mean / output * ndtr(-z) + 0.6 * output * np.exp(s * s) * ndtr(2.0 * s - z)
-    return mean * ndtr(z - s) + more
+    more = 0.4 * mean * mean / output * ndtr(-z) + 0.6 * output * np.exp(s * s) * ndtr(2.0 * s - z)
+    reserved: Number = mean * ndtr(z - s) + more
+    return reserved
 
 
 def longest_of_each(output: Floats, variance: Floats, count: Floats) -> tuple[Floats, Floats]:
