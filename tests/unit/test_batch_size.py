@@ -115,6 +115,14 @@ def test_what_comes_due_makes_the_batch_larger() -> None:
     assert settled(CHAT, soon) > 1.3 * settled(CHAT, later)
 
 
+def test_what_waits_long_before_it_is_due_makes_the_batch_larger() -> None:
+    """Else a queue of patient requests grows at light load until all of them are due at once."""
+    found = [settled(CHAT, demand(300.0, 1.5, waiting=[(250.0, count)])) for count in (0, 200, 400, 800)]
+    assert found == sorted(found)
+    assert found[-2] > 1.3 * found[0]
+    assert served_per_s(found[-1]) > 0.9 * served_per_s(256)
+
+
 def test_requests_that_will_be_late_hold_up_nobody() -> None:
     """Served by their deadlines they would be first, and all others late."""
     assert settled(demand(20.0, 3.0, waiting=[(2.0, 300)]), HOUR) < 64
@@ -224,7 +232,8 @@ def whole_simulation(course: _Course, size: int) -> tuple[float, float]:
             in_time += due_s != NOT_COUNTED and now_s <= due_s
             unsettled -= due_s != NOT_COUNTED
     throughput = (course.base_s / most + course.seat_s) / (course.base_s / max(1, min(limit, peak)) + course.seat_s)
-    return course.share * in_time / max(1, requests) + max(THROUGHPUT_SHARE, 1.0 - course.share) * throughput, peak * course.thinned
+    kept = in_time - course.postponed(limit, most)
+    return course.share * kept / max(1, requests) + max(THROUGHPUT_SHARE, 1.0 - course.share) * throughput, peak * course.thinned
 
 
 @given(

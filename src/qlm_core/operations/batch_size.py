@@ -3,7 +3,9 @@
 A step takes `a + n (b + c context)` and the prefills of those that join, so a larger batch serves more requests a second and makes each of
 them slower. Sizes are compared by rollouts, as in model predictive control: from the requests that run and wait, the engine's next
 `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
-the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do. Beside other
+the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do. What is due
+only later has its turn as well: a request for which a size leaves no room, though it would have to be served by now if all of these were
+served evenly until their deadlines, counts as late, or they would be served at the expense of those that come then. Beside other
 models that wait for the engine, requests that are due within that time share the value: these by what ends in time, the others by the
 throughput, since what is done sooner leaves the engine to them.
 
@@ -125,8 +127,9 @@ class _Course:
     """The events of a course. `running`: tokens to the end and seconds to the deadline of each, `NOT_COUNTED` for first tokens. `arrivals`,
     those that wait included: seconds, deadline, output tokens, expected tokens, prefill seconds, whether the deadline bounds the first
     token; those before `horizon_s` count. `seat_s`: what a sequence adds to a step; `thinned`: requests that each of these stands for;
-    `seats_max`: those that have room in KV; `share`: of the engine's
-    time, that these requests have beside other models that wait."""
+    `seats_max`: those that have room in KV; `share`: of the engine's time, that these requests have beside other models that wait.
+    `due`: requests that run or are due before the course ends; `later`: of the others, those whose turn comes until then; `outputs_s`:
+    seconds of the course over the tokens of an output."""
 
     running: FloatArray
     arrivals: FloatArray
@@ -136,6 +139,9 @@ class _Course:
     thinned: float
     seats_max: float
     share: float
+    due: float
+    later: float
+    outputs_s: float
 
     def values(self, batch_sizes: Sequence[int]) -> list[float]:
         """The value of each of these ascending sizes: the share of requests that end in time if at most so many run at once, and the
@@ -150,10 +156,17 @@ class _Course:
                     simulated = math.ceil(limit)
                     in_time, peak = self._simulate(simulated, math.ceil(most))
                 throughput = (self.base_s / most + self.seat_s) / (self.base_s / max(1, min(limit, peak)) + self.seat_s)
-                value = self.share * in_time / max(1, len(self._slacks_s)) + max(THROUGHPUT_SHARE, 1.0 - self.share) * throughput
+                kept = in_time - self.postponed(limit, most)
+                value = self.share * kept / max(1, len(self._slacks_s)) + max(THROUGHPUT_SHARE, 1.0 - self.share) * throughput
                 best = max(best, value)
             values.append(value)
         return values[::-1]
+
+    def postponed(self, limit: float, most: float) -> float:
+        """Requests of `later` that have their turn if `most` run at once, and not if `limit` do."""
+        room = (seats * self.outputs_s / (self.base_s + self.seat_s * seats) - self.due for seats in (most, limit))
+        at_most, found = (min(self.later, max(0.0, each)) for each in room)
+        return max(0.0, at_most - found)
 
     def _simulate(self, limit: int, most: int) -> tuple[int, int]:
         """How many requests end in time if at most `limit` run at once; and the most that run at once, or any number >= `limit` below it.
@@ -275,7 +288,7 @@ def _course(
     base_s = slowdown * hardware.decode_step_s(0.0, 0.0)
     seats_max = max(1.0, min(batch_max, hardware.kv_capacity_tokens / _mean(held, seats)))
     horizon_s = HORIZON_OUTPUTS * _mean(outputs, weights) * (base_s + seat_s * seats_max)
-    # Who is due later than the course ends needs no engine in it.
+    # Requests of other models that are due later than the course ends need no engine in it.
     end_s = 2.0 * horizon_s
     due = max(1, sum(len(each.running) + _due(each.waiting, end_s) for each in demands))
     share = due / (due + _due(others, end_s))
@@ -310,7 +323,21 @@ def _course(
     work_s = [slowdown * hardware.prefill_work_s(*each) for each in prompts]
     facts = np.array([lengths[:, QUANTILES // 2], work_s, first_token])
     arrivals = np.concatenate([[np.concatenate(starts_s), np.concatenate(dues_s), tokens], facts[:, of]])
-    return _Course(running, arrivals, horizon_s, base_s, seat_s * thinned, thinned, seats_max, share)
+    arriving = drawn_s * sum(each.arrivals_per_s for each in demands if each.slo_s <= end_s)
+    turns = sum(count * end_s / due_s for each in demands for due_s, count in each.waiting if due_s > end_s)
+    return _Course(
+        running,
+        arrivals,
+        horizon_s,
+        base_s,
+        seat_s * thinned,
+        thinned,
+        seats_max,
+        share,
+        due=(due + arriving) / thinned,
+        later=turns / thinned,
+        outputs_s=end_s / _mean(outputs, weights),
+    )
 
 
 @lru_cache(maxsize=256)
