@@ -36,12 +36,13 @@ class Row:
         return float(stdtrit(count - 1, 0.975) * np.std(self.ours, ddof=1) / np.sqrt(count)) if count > 1 else 0.0
 
     @property
-    def ratio(self) -> float:
-        """Ours over the nearer end of the claim: 1 within it."""
+    def ratio(self) -> float | None:
+        """Ours over the nearer end of the claim: 1 within it, None outside of an end at 0."""
         least, most = self.claim
-        if least is not None and self.mean < least:
-            return self.mean / least
-        return self.mean / most if most is not None and self.mean > most else 1.0
+        missed = least if least is not None and self.mean < least else most if most is not None and self.mean > most else None
+        if missed is None:
+            return 1.0
+        return self.mean / missed if missed else None
 
     @property
     def order_held(self) -> bool | None:
@@ -57,7 +58,7 @@ class Row:
             "claim": list(self.claim),
             "ours": round(self.mean, 4),
             "interval": round(self.interval, 4),
-            "ratio": round(self.ratio, 3),
+            "ratio": None if self.ratio is None else round(self.ratio, 3),
             "order_held": self.order_held,
             "seeds": [round(value, 4) for value in self.ours],
             "note": self.note,
@@ -73,7 +74,7 @@ def print_rows(console: Console, rows: Iterable[Row], title: str) -> None:
         table.add_column(name, justify="left" if name in ("row", "note") else "right")
     for row in rows:
         ours = f"{row.mean:.3g}" + (f" ± {row.interval:.2g}" if row.interval else "")
-        table.add_row(row.name, _range(row.claim), ours, f"{row.ratio:.2f}", HELD[row.order_held], row.note)
+        table.add_row(row.name, _range(row.claim), ours, "" if row.ratio is None else f"{row.ratio:.2f}", HELD[row.order_held], row.note)
     console.print(table)
 
 

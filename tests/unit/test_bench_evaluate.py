@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from benchmarks.__main__ import main
 from benchmarks.evaluate.fastserve import Curve, Plan
-from benchmarks.evaluate.rows import Row
+from benchmarks.evaluate.rows import Row, print_rows
 from benchmarks.evaluate.server import serve, server
 from benchmarks.evaluate.workloads import Jobs, jobs, lengths
 from click.testing import CliRunner
+from rich.console import Console
 
 FIGURE_8 = ["evaluate", "--paper", "fastserve", "--quick", "--only", "kv_peak", "--only", "order"]
 
@@ -78,6 +79,12 @@ def test_a_row_has_its_interval_and_its_ratio_to_the_nearer_end() -> None:
     }
     assert Row(name="r", claim=(2.0, 4.0), ours=(3.0,)).ratio == 1.0
     assert Row(name="r", claim=(None, 2.0), ours=(1.0,)).ratio == 1.0
+
+
+def test_a_row_below_a_claim_of_nothing_lost_has_no_ratio() -> None:
+    lost = Row(name="r", claim=(0.0, None), ours=(-0.4,))
+    assert lost.document()["ratio"] is None
+    print_rows(Console(), [lost], "lost")
 
 
 def test_the_command_prints_one_json_object_last_and_keeps_it(tmp_path: Path) -> None:
