@@ -5,9 +5,9 @@ them slower. Sizes are compared by rollouts, as in model predictive control: fro
 `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
 the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do. What is due
 only later has its turn as well: a request for which a size leaves no room, though it would have to be served by now if all of these were
-served evenly until their deadlines, counts as late, or they would be served at the expense of those that come then. Beside other
-models that wait for the engine, requests that are due within that time share the value: these by what ends in time, the others by the
-throughput, since what is done sooner leaves the engine to them.
+served evenly until their deadlines, counts as late, or they would be served at the expense of those that come then; in overload none has.
+Beside other models that wait for the engine, requests that are due within that time share the value: these by what ends in time, the others
+by the throughput, since what is done sooner leaves the engine to them.
 
 Each choice draws one course of events and compares all sizes on it, as long as a request's end in time depends on them. Their values are
 averaged over about `CHOICES_KEPT` choices, and the best is the size: one course says little, and a size that moves with each of them serves
@@ -323,8 +323,11 @@ def _course(
     work_s = [slowdown * hardware.prefill_work_s(*each) for each in prompts]
     facts = np.array([lengths[:, QUANTILES // 2], work_s, first_token])
     arrivals = np.concatenate([[np.concatenate(starts_s), np.concatenate(dues_s), tokens], facts[:, of]])
-    arriving = drawn_s * sum(each.arrivals_per_s for each in demands if each.slo_s <= end_s)
+    arriving = [drawn_s * sum(each.arrivals_per_s for each in demands if (each.slo_s > end_s) == patient) for patient in (False, True)]
     turns = sum(count * end_s / due_s for each in demands for due_s, count in each.waiting if due_s > end_s)
+    outputs_s = end_s / _mean(outputs, weights)
+    # In overload no size lets them have their turns.
+    spare = seats_max * outputs_s / (base_s + seat_s * seats_max) - due - sum(arriving)
     return _Course(
         running,
         arrivals,
@@ -334,9 +337,9 @@ def _course(
         thinned,
         seats_max,
         share,
-        due=(due + arriving) / thinned,
-        later=turns / thinned,
-        outputs_s=end_s / _mean(outputs, weights),
+        due=(due + arriving[0]) / thinned,
+        later=max(0.0, min(turns, spare)) / thinned,
+        outputs_s=outputs_s,
     )
 
 
