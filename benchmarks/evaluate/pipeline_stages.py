@@ -50,10 +50,10 @@ class MeasuredMap:
 
 def pipeline(plan: Plan) -> Iterator[Row]:
     """One trial a seed. Needs PyTorch, Transformers and `--weights`. Raises ConfigError."""
-    if "pipeline" in plan.only and (plan.weights is None or find_spec("torch") is None):
-        raise ConfigError("--only pipeline needs PyTorch and --weights, a model's folder (`qlm models add smollm2`)")
-    if plan.weights is None:
+    if plan.weights is None and "pipeline" not in plan.only:
         return
+    if plan.weights is None or find_spec("torch") is None:
+        raise ConfigError("the part pipeline needs PyTorch (.venv-vllm/bin/python) and --weights, a folder of `qlm models add smollm2`")
     model = StagedModel(plan.weights)
     trials = []
     for seed in plan.seeds:

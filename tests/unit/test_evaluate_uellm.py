@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.__main__ import main
+from benchmarks.evaluate import pipeline_stages
 from benchmarks.evaluate.pipeline_stages import MeasuredMap, ordered_right
 from benchmarks.evaluate.rows import Row
 from benchmarks.evaluate.static_batches import Workload, alpaca_like, batch_s, first_come, serve_batches, serve_continuous, serve_s3
@@ -103,9 +104,11 @@ def test_a_part_of_another_paper_is_refused(tmp_path: Path) -> None:
     assert (done.exit_code, "rates: may be systems" in done.output) == (2, True)
 
 
-def test_the_part_on_a_real_model_needs_its_folder(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["evaluate", "--paper", "uellm", "--only", "pipeline", "--out", str(tmp_path)])
-    assert (done.exit_code, "PyTorch and --weights" in done.output) == (2, True)
+def test_the_part_on_a_real_model_needs_its_folder_and_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_stages, "find_spec", lambda name: None)
+    for asked in (["--only", "pipeline"], ["--weights", str(tmp_path), "--quick"]):
+        done = CliRunner().invoke(main, ["evaluate", "--paper", "uellm", "--out", str(tmp_path), *asked])
+        assert (done.exit_code, "needs PyTorch" in done.output) == (2, True)
 
 
 def test_maps_are_ordered_right_where_both_times_rise() -> None:
