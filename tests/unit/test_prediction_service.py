@@ -6,11 +6,12 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.prediction.prediction_service import longest_of, service
+from qlm_core.prediction.prediction_service import longest_of, reserved_tokens, service
 from qlm_core.profiles.profile import HardwareProfile
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.statistics.distribution import Normal
@@ -31,15 +32,32 @@ def test_throughput_by_hand() -> None:
 
 
 def test_the_kv_cache_limits_the_batch() -> None:
-    """59,360 tokens have room for 74.2 sequences of 600 + 200: agents keep it for the whole expected output."""
-    assert service(600, Normal.point(200.0), VICUNA).batch == pytest.approx(59_360 / 800)
+    """59,360 tokens have room for 74.2 sequences of 600 + 200: agents keep it for the whole expected output, and half of the next one is
+    left on average."""
+    assert service(600, Normal.point(200.0), VICUNA).batch == pytest.approx(59_360 / 800 - 0.5)
     assert service(600, Normal.point(200.0), VICUNA, 32).batch == 32
     assert service(100_000, Normal.point(200.0), VICUNA).batch == 1.0, "one that fits alone is served alone"
 
 
-def test_long_outputs_hold_more_than_they_are_expected_to() -> None:
-    """Of outputs that vary a lot those that run are the long ones: E[O^2] / (2 E[O]) = 500 tokens each beside the prompt."""
-    assert service(600, Normal(200.0, 400.0**2), VICUNA).batch == pytest.approx(59_360 / (600 + 500))
+@pytest.mark.parametrize(("spread", "mean"), [(0.3, 200.0), (0.8, 200.0), (0.8, 120.0), (0.8, 400.0)])
+def test_long_outputs_hold_what_is_reserved_as_they_grow(spread: float, mean: float) -> None:
+    """Walks through the outputs of a class as the agent's table of runs reserves for them: `mean`, then half as much again each time."""
+    outputs = 200.0 * np.exp(np.random.default_rng(1).normal(-(spread**2) / 2.0, spread, 20_000))
+    held = 0.0
+    for output in outputs.tolist():
+        made, reserved = 0.0, mean
+        while made < output:
+            end = min(output, reserved)
+            held += reserved * (end - made)
+            made, reserved = end, 1.5 * reserved
+    found = reserved_tokens(outputs.mean(), outputs.var(), mean)
+    assert found == pytest.approx(held / outputs.sum(), rel=0.03)
+
+
+def test_long_outputs_leave_room_for_fewer() -> None:
+    reserved = reserved_tokens(200.0, 400.0**2, 200.0)
+    assert reserved > 500.0
+    assert service(600, Normal(200.0, 400.0**2), VICUNA).batch == pytest.approx((59_360 - 400) / (600 + reserved))
 
 
 def test_prefills_limit_the_batch() -> None:
@@ -59,7 +77,7 @@ def test_cached_prompts_are_prefilled_less_and_hold_as_much(row: HardwareProfile
     assert row.prefill_s(10_000, 0.25) == pytest.approx(cached.prefill_s)
     assert (cached.sequence_s, cached.step_base_s) == (whole.sequence_s, whole.step_base_s)
     # Prefills limit the batch of whole prompts, KV that of cached ones.
-    assert cached.batch == pytest.approx(min(4 * whole.batch, row.kv_capacity_tokens / 10_180))
+    assert cached.batch == pytest.approx(min(4 * whole.batch, row.kv_capacity_tokens / 10_180 - 0.5))
 
 
 def test_attention_makes_long_prompts_dearer() -> None:

@@ -91,7 +91,7 @@ def test_a_request_in_a_running_batch_ends_when_the_plan_says(running: int, prom
 
 def test_a_batch_with_more_requests_than_are_thought_to_fit_has_no_backlog() -> None:
     """What runs is shorter than the model's requests on average: a seat is free when the next one ends, not when all but a batch have."""
-    few = replace(ROW, kv_capacity_tokens=100 * 1_200)
+    few = replace(ROW, kv_capacity_tokens=round(100.5 * 1_200))
     estimates = estimates_of(few, prompt=1_000, output=200)
     fits = estimates.service_of_all(slot("a"), "alpha")
     assert fits is not None
