@@ -125,8 +125,8 @@ def test_what_waits_long_before_it_is_due_makes_the_batch_larger() -> None:
 
 def test_in_overload_patient_requests_have_no_turn() -> None:
     """Whatever the size, they wait for the end of the overload."""
-    over, patient = demand(20.0, 1.2 * served_per_s(256)), demand(300.0, 0.0, running=0)
-    assert settled(over, replace(patient, waiting=[(250.0, 400)])) < 1.3 * settled(over, replace(patient, waiting=[(2_500.0, 400)]))
+    chat, patient = demand(20.0, 0.6 * served_per_s(256)), demand(300.0, 0.6 * served_per_s(256), running=0)
+    assert settled(chat, replace(patient, waiting=[(250.0, 400)])) < 1.3 * settled(chat, replace(patient, waiting=[(25_000.0, 400)]))
 
 
 def test_requests_that_will_be_late_hold_up_nobody() -> None:
