@@ -3,9 +3,9 @@
 A step takes `a + n (b + c context)` and the prefills of those that join, so a larger batch serves more requests a second and makes each of
 them slower. Sizes are compared by rollouts, as in model predictive control: from the requests that run and wait, the engine's next
 `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
-the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do. What is due
-only later has its turn as well: a request for which a size leaves no room, though it would have to be served by now if all of these were
-served evenly until their deadlines, counts as late, or they would be served at the expense of those that come then; in overload none has.
+the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do. Of requests
+that are due after the simulated time as many have their turn in it as if all were served evenly until their deadlines; those for which a
+size leaves no room count as late, since simulated arrivals end and a queue would cost nothing after them. In overload none has a turn.
 Beside other models that wait for the engine, requests that are due within that time share the value: these by what ends in time, the others
 by the throughput, since what is done sooner leaves the engine to them.
 
@@ -166,7 +166,7 @@ class _Course:
         """Requests of `later` that have their turn if `most` run at once, and not if `limit` do."""
         room = (seats * self.outputs_s / (self.base_s + self.seat_s * seats) - self.due for seats in (most, limit))
         at_most, found = (min(self.later, max(0.0, each)) for each in room)
-        return max(0.0, at_most - found)
+        return at_most - found
 
     def _simulate(self, limit: int, most: int) -> tuple[int, int]:
         """How many requests end in time if at most `limit` run at once; and the most that run at once, or any number >= `limit` below it.
