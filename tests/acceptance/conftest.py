@@ -52,7 +52,7 @@ def shared_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 @pytest.fixture
 def cluster(shared_cluster: SharedCluster) -> RunningCluster:
-    """A running `qlm up` of the shipped configuration, twenty times as fast. A test may kill its processes, which come back, and leaves
+    """A running `qlm up` of the shipped configuration, twenty times as fast. A test may kill its processes, which restart, and leaves
     nothing paused or damaged."""
     return shared_cluster.healthy()
 

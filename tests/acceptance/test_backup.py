@@ -51,7 +51,7 @@ def run_commands(name: str, folder: Path, **variables: int) -> None:
 
 @pytest.fixture
 def ports(tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """Of a server that runs, and of one that a restore starts. Both are ended after the test."""
+    """Ports of a running server and of one that a restore starts. Both are ended after the test."""
     for program in ("redis-server", "redis-cli"):
         if shutil.which(program) is None:
             pytest.skip(f"no {program} on PATH")
@@ -75,7 +75,7 @@ def cluster_on(port: int, folder: Path) -> RunningCluster:
     return RunningCluster(folder, {"agent.simulated.time_scale": "4", "queue.url": f"redis://127.0.0.1:{port}/0"})
 
 
-def test_what_waits_and_runs_in_a_backup_completes_once_after_a_restore(ports: tuple[int, int], tmp_path: Path) -> None:
+def test_live_requests_of_a_backup_complete_once_after_a_restore(ports: tuple[int, int], tmp_path: Path) -> None:
     port, new_port = ports
     waiting = [f"waits{number}" for number in range(20)]
     with cluster_on(port, tmp_path / "first") as cluster, qlm.Client(cluster.address) as client:

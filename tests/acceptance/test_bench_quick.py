@@ -35,7 +35,7 @@ def test_the_path_of_a_request_and_the_queue_by_itself_are_measured(tmp_path: Pa
     for key in ("added_p50_ms", "added_p99_ms", "bare_p50_ms", "bare_p99_ms", "added_p50_ratio", "added_p99_ratio"):
         assert set(found[key]) == {"at_200", "at_400"}
         assert all(value > 0 for value in found[key].values())
-    # Every request that was due ended, and the spans of all that are traced came, each with the engine's part in it.
+    # Every request that was due ended, and the spans of all that are traced arrived, each with the engine's part in it.
     added = context["added_200"]
     assert added["with_spans"] > 0
     assert added["with_spans"] == pytest.approx(added["requests"] / TRACED_EVERY, abs=1.0)
@@ -45,7 +45,7 @@ def test_the_path_of_a_request_and_the_queue_by_itself_are_measured(tmp_path: Pa
     assert found["pull_100_p99_ms"] > 0
     assert all(value > 0 for value in found["redis_bytes_per_request"].values())
     assert context["bytes"]["ended"] == 0.9 * context["bytes"]["queued"]
-    # What was not asked for was not measured.
+    # Figures that were not requested were not measured.
     assert found["lost"] is None
     assert found["accepts_per_s"] is None
 

@@ -43,7 +43,7 @@ def kind_of(service: Mapping[str, Any]) -> str:
 
 
 def config_of(service: Mapping[str, Any]) -> Path:
-    """What QLM_CONFIG_FILE has to name for it."""
+    """The file that QLM_CONFIG_FILE has to name for it."""
     return GPU_CONFIG if service.get("profiles", ["simulated"]) != ["simulated"] else mounted_config(service)
 
 
@@ -64,7 +64,7 @@ def gpus_of(service: Mapping[str, Any]) -> list[str]:
     return [gpu for device in devices for gpu in device["device_ids"]]
 
 
-def test_what_runs_in_each_profile() -> None:
+def test_services_of_each_profile() -> None:
     assert PROFILES == ["gpu", "gpu-1", "simulated"]
     always = Counter(kind_of(service) for service in BUILT.values() if "profiles" not in service)
     assert always == {"gateway": 1, "planner": 2, "estimator": 1}
@@ -227,7 +227,7 @@ def test_compose_reads_the_file(program: tuple[str, ...], profiles: tuple[str, .
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == ""
-    # What compose understood is what the file says: 1.29 shows all services, v2 those of the profiles.
+    # Compose understood the file as it is: 1.29 shows all services, v2 those of the profiles.
     understood = yaml.safe_load(done.stdout)["services"]
     wanted = {name for name, service in SERVICES.items() if "profiles" not in service or set(service["profiles"]) & set(profiles)}
     assert wanted <= set(understood) <= set(SERVICES)

@@ -39,7 +39,7 @@ BUILT = {"gateway", "planner", "planner-standby", "estimator", "agent-a100-0", "
 SERVICES = BUILT | {"valkey"}
 BUILD_TIMEOUT_S = 1800.0
 HEALTHY_TIMEOUT_S = 240.0
-"""Of a busy machine, on which two planners compile their solvers."""
+"""For a busy machine, on which two planners compile their solvers."""
 TIMEOUT_S = 120.0
 SLO_S = 120.0
 STREAM_TOKENS = 600
@@ -77,7 +77,7 @@ class Stack:
         return {name for name in found if found[name]["State"].get("Health", {}).get("Status") == "healthy"} == SERVICES
 
     def containers(self) -> dict[str, dict[str, Any]]:
-        """What `docker inspect` says of the container of each service, also of one that has ended."""
+        """Output of `docker inspect` for the container of each service, also of one that has ended."""
         ids = self.engine.run("docker", "ps", "--all", "--quiet", "--filter", f"label=com.docker.compose.project={self.project}").split()
         found = json.loads(self.engine.run("docker", "inspect", *ids)) if ids else []
         return {each["Config"]["Labels"]["com.docker.compose.service"]: each for each in found}
@@ -86,7 +86,7 @@ class Stack:
         return str(self.containers()[service]["Id"])
 
     def layers(self, service: str) -> list[str]:
-        """Of the image that was built last."""
+        """Layers of the image that was built last."""
         found = json.loads(self.engine.run("docker", "image", "inspect", f"{self.project}{'-' if len(self.program) > 1 else '_'}{service}"))
         return [str(layer) for layer in found[0]["RootFS"]["Layers"]]
 

@@ -1,4 +1,4 @@
-"""A cluster of real processes goes on while records of its queue are damaged, and `qlm doctor` tells and mends."""
+"""A cluster of real processes serves on while records of its queue are damaged; `qlm doctor` reports and repairs them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def doctor(cluster: RunningCluster, *args: str) -> subprocess.CompletedProcess[s
 
 
 def until_sound(cluster: RunningCluster) -> None:
-    """What was damaged may have cost leaders their leases, which they take again."""
+    """Damaged records may have cost leaders their leases, which they take again."""
     deadline_s = time.monotonic() + ANSWER_S
     while (said := doctor(cluster).stdout) != "0 damaged\n":
         assert time.monotonic() < deadline_s, said
@@ -79,7 +79,7 @@ async def test_no_process_ends_and_all_others_complete(cluster: RunningCluster) 
     until_sound(cluster)
 
 
-async def test_doctor_tells_what_is_damaged_tries_on_a_copy_and_mends(cluster: RunningCluster) -> None:
+async def test_doctor_reports_damage_tries_on_a_copy_and_repairs(cluster: RunningCluster) -> None:
     until_sound(cluster)
     client = redis.Redis.from_url(cluster.state.queue_url, protocol=2)
     (planner,) = cluster.state.of("planner")
@@ -87,9 +87,9 @@ async def test_doctor_tells_what_is_damaged_tries_on_a_copy_and_mends(cluster: R
     os.kill(planner.pid, signal.SIGSTOP)  # the planner mends at intervals, perhaps between two commands of doctor
     try:
         await client.hset("{default}:counts", "live", "7")
-        told = doctor(cluster)
-        assert told.stdout.endswith("{default}:counts does not count what is there: counted again\n1 damaged\n"), told.stderr
-        assert told.returncode == 1
+        report = doctor(cluster)
+        assert report.stdout.endswith("{default}:counts does not count what is there: counted again\n1 damaged\n"), report.stderr
+        assert report.returncode == 1
         mended = doctor(cluster, "--repair")
         assert mended.stdout.splitlines()[-1] == "mended; 0 damaged now", mended.stderr
         while not (found := doctor(cluster)).stdout.startswith("no planner leads"):  # until its lease is over

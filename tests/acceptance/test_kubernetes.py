@@ -69,7 +69,7 @@ def test_the_server_of_the_queue_is_that_of_compose() -> None:
     assert PODS["qlm-valkey"]["spec"]["containers"][0]["args"] == compose["command"]
 
 
-def test_a_model_over_two_hosts_has_a_rank_a_host_and_as_many_gpus_as_it_asks_for() -> None:
+def test_a_model_over_two_hosts_has_a_rank_a_host_and_as_many_gpus_as_it_requests() -> None:
     (stateful,) = [each for each in OBJECTS if (each["kind"], each["metadata"]["name"]) == ("StatefulSet", "qlm-vllm")]
     (container,) = stateful["spec"]["template"]["spec"]["containers"]
     (script,) = container["args"]

@@ -58,7 +58,7 @@ def test_nothing_is_left_to_do_in_a_comment() -> None:
 DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "load/README.md", *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 WORDS_MAX = 22_000
-"""Of docs/ without what is generated from the code."""
+"""Words in docs/ without the pages generated from the code."""
 README_LINES_MAX = 120
 CHANGELOG_LINES_MAX = 120
 DECISIONS_MAX = 24

@@ -30,7 +30,7 @@ MODEL = "mistral-7b"
 OUTPUT_TOKENS = {"terse": 8, "verbose": 300}
 
 
-def ask(client: qlm.Client, number: int) -> None:
+def submit_one(client: qlm.Client, number: int) -> None:
     """One request whose answer has the length that its tenant is known for, give or take."""
     tenant = ("terse", "verbose")[number % 2]
     prompt = [number % 1_000] * 20 + [LENGTH_TOKEN_BASE + OUTPUT_TOKENS[tenant] + number % 3]
@@ -39,21 +39,21 @@ def ask(client: qlm.Client, number: int) -> None:
 
 
 def published(cluster: RunningCluster) -> ProfileSnapshot:
-    """The newest profiles, as any estimator tells them."""
+    """The newest profiles, as any estimator reports them."""
     (estimator,) = cluster.state.of("estimator")
     with grpc.insecure_channel(estimator.address) as channel:
         return profile_wire.from_proto(EstimatorStub(channel).GetProfiles(GetProfilesRequest(), timeout=PATIENCE_S))
 
 
 def profiles_command(cluster: RunningCluster, *words: str) -> str:
-    """What `qlm profiles` prints."""
+    """Output of `qlm profiles`."""
     shown = CliRunner().invoke(root, ["profiles", "--address", cluster.address, *words], env={"COLUMNS": "200"})
     assert shown.exit_code == 0, shown.output
     return shown.output
 
 
 def expected(snapshot: ProfileSnapshot, tenant: str) -> int:
-    """What a gateway expects of the next request of a tenant."""
+    """Output tokens that a gateway expects of the next request of a tenant."""
     facts = LengthFacts(model=MODEL, tenant=tenant, prompt_tokens=21)
     return snapshot.length_model.guess(facts, snapshot.output_curve_for(MODEL, "1024s", "64").median_tokens, 8_000).expected_tokens
 
@@ -65,18 +65,18 @@ def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
         yield cluster
 
 
-def test_two_tenants_are_told_apart_at_acceptance_and_after_a_restart(cluster: RunningCluster) -> None:
+def test_two_tenants_are_distinguished_at_acceptance_and_after_a_restart(cluster: RunningCluster) -> None:
     numbers = count()
     with qlm.Client(cluster.address) as client, ThreadPoolExecutor(8) as pool:
 
         def used() -> bool:
-            list(pool.map(lambda _: ask(client, next(numbers)), range(16)))
+            list(pool.map(lambda _: submit_one(client, next(numbers)), range(16)))
             return published(cluster).length_model.used_for(MODEL)
 
         wait_until(used, 2 * PATIENCE_S, "the length model is used")
 
         def grouped() -> bool:
-            list(pool.map(lambda _: ask(client, next(numbers)), range(16)))
+            list(pool.map(lambda _: submit_one(client, next(numbers)), range(16)))
             rows = {row.token_class: row.output_tokens_mean for row in published(cluster).workload if row.slo_class == "1024s"}
             return rows.get("64/o16", 1e9) < 20.0 and rows.get("64/o1024", 0.0) > 200.0
 
@@ -89,9 +89,9 @@ def test_two_tenants_are_told_apart_at_acceptance_and_after_a_restart(cluster: R
     (score,) = before.length_model.scores
     assert score.gain > 0.3
 
-    told = json.loads(profiles_command(cluster, "--json"))
-    assert [(each["model"], each["used"], each["gain"] > 0.3) for each in told["length_model"]] == [(MODEL, True, True)]
-    classes = {(row["slo_class"], row["token_class"]): row for row in told["workload"]}
+    document = json.loads(profiles_command(cluster, "--json"))
+    assert [(each["model"], each["used"], each["gain"] > 0.3) for each in document["length_model"]] == [(MODEL, True, True)]
+    classes = {(row["slo_class"], row["token_class"]): row for row in document["workload"]}
     assert classes["1024s", "64/o16"]["output_tokens_p50"] == pytest.approx(9, abs=3)
     assert classes["1024s", "64/o1024"]["output_tokens_mean"] > 200.0
     assert all(0.0 < row["output_tokens_p50"] <= row["output_tokens_p90"] for row in classes.values())
@@ -105,7 +105,7 @@ def test_two_tenants_are_told_apart_at_acceptance_and_after_a_restart(cluster: R
     cluster.wait_for(lambda state: state.ready and state.of("estimator")[0].pid != estimator.pid)
     left = published(cluster)  # the last of the old one
     with qlm.Client(cluster.address) as client:
-        ask(client, next(numbers))
+        submit_one(client, next(numbers))
     wait_until(lambda: published(cluster).version > left.version, PATIENCE_S, "the new estimator publishes")
     after = published(cluster)
     for tenant in ("terse", "verbose"):

@@ -1,4 +1,4 @@
-"""What an operator does wrong, or a machine does to a cluster: names given twice, signals at any moment, a state folder without room."""
+"""Mistakes of an operator, and faults of a machine: names given twice, signals at any moment, a state folder without room."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ FAST = ("--set", "agent.simulated.time_scale=50")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What is written goes there unless a command names another place."""
+    """Files are written there unless a command names another place."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -51,7 +51,7 @@ agents:
 
 @pytest.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
-    """Of a server with a password."""
+    """URL of a server with a password."""
     server = EmbeddedServer(tmp_path / "server", Durability.PROCESS)
     plain = await server.start()
     with redis.Redis.from_url(plain) as client:
@@ -61,7 +61,7 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """What a command that ends with an error says."""
+    """Output of a command that ends with an error."""
     done = qlm_command(*arguments, environment=environment)
     assert done.exit_code in (1, 2), (arguments, done)
     return done.output
@@ -129,7 +129,7 @@ def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path, reco
         with redis.Redis.from_url(url) as client_of_server:
             client_of_server.config_set("requirepass", "another")
             client_of_server.client_kill_filter(_type="normal", skipme=True)
-            wait_until(lambda: "away" in cluster.log() or "refuses" in cluster.log(), 30.0, "the wrong password is told")
+            wait_until(lambda: "away" in cluster.log() or "refuses" in cluster.log(), 30.0, "the wrong password is reported")
             client_of_server.config_set("requirepass", PASSWORD)
         use(cluster, server, access)
         add_key(key_file, "another")  # read while it runs
@@ -169,7 +169,7 @@ def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path, reco
     assert found == []
 
 
-def test_a_wrong_password_is_told_at_once(url: str, tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_at_once(url: str, tmp_path: Path) -> None:
     wrong = {
         "a wrong password": url.replace(PASSWORD, USER_PASSWORD),
         "no password": url.replace(f":{PASSWORD}@", ""),

@@ -43,7 +43,7 @@ class Secure:
 
 
 def reason_of(access: qlm.Credentials, address: str, method: str, request: bytes) -> str:
-    """Of the error of a call, "" where it has none."""
+    """Reason in the error of a call, "" where it has none."""
     with access.channel(address) as channel:
         try:
             call = channel.unary_stream(method, bytes, bytes)

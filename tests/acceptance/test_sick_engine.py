@@ -1,4 +1,4 @@
-"""A sick engine server empties no queue: work goes elsewhere, or waits until the server is sound."""
+"""A sick engine server empties no queue: work moves elsewhere, or waits until the server is sound."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             server.kill()
 
 
-def told(server: RunningTextServer, status: int) -> None:
+def set_status(server: RunningTextServer, status: int) -> None:
     """All completions are answered with this from now on; 0: they are served."""
     body = json.dumps({"name": "none", "count": 0, "status": status}).encode()
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
@@ -85,25 +85,25 @@ def all_ended(client: qlm.Client, name: str) -> list[qlm.Result]:
 
 def test_requests_wait_for_sick_servers_and_then_complete(site: Site) -> None:
     for server, status in zip(site.servers, (500, 401), strict=True):
-        told(server, status)
+        set_status(server, status)
     submitted(site.client, "s")
     time.sleep(SICK_S)
     assert not results(site.client, "s")
     for server in site.servers:
-        told(server, 0)
+        set_status(server, 0)
     assert {result.state for result in all_ended(site.client, "s")} == {qlm.RequestState.COMPLETED}
 
 
-def test_work_of_a_sick_server_goes_elsewhere(site: Site) -> None:
-    told(site.servers[0], 500)
+def test_work_of_a_sick_server_moves_elsewhere(site: Site) -> None:
+    set_status(site.servers[0], 500)
     submitted(site.client, "r")
     assert {result.state for result in all_ended(site.client, "r")} == {qlm.RequestState.COMPLETED}
 
 
-def test_who_kills_the_engine_fails_and_nobody_else(site: Site) -> None:
+def test_a_request_that_kills_the_engine_fails_and_no_other(site: Site) -> None:
     """All run on one server; the other one is sick."""
     server, ended = site.servers[1], threading.Event()
-    told(site.servers[0], 500)
+    set_status(site.servers[0], 500)
 
     def keep_running() -> None:
         """As a supervisor of the server does."""

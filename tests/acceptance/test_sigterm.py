@@ -17,10 +17,10 @@ from qlm_queue.embedded.server import EmbeddedServer
 
 RUNS = int(os.environ.get("QLM_SIGTERM_RUNS", "2"))
 SOON_S = 0.2
-"""Before most of a process is there; the later signals come while it registers and serves."""
+"""Before most of a process is there; the later signals arrive while it registers and serves."""
 LATER_S = 4.0
 GRACE_S = 30.0
-"""Of the default settings the longest: an agent's drain."""
+"""The longest of the default settings: an agent's drain."""
 
 CONFIG = """
 queue: {{name: sigterm, url: "{url}"}}
@@ -42,7 +42,7 @@ async def config(tmp_path: Path) -> AsyncIterator[Path]:
 
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.timeout(60 + 2 * RUNS * (LATER_S + GRACE_S))
-async def test_a_service_ends_whenever_it_is_asked_to(service: str, config: Path, record_property: Callable[[str, object], None]) -> None:
+async def test_a_service_ends_on_sigterm_at_any_moment(service: str, config: Path, record_property: Callable[[str, object], None]) -> None:
     chance = random.Random(service)
     record_property(f"SIGTERM {service}", RUNS)
     for latest_s in [SOON_S] * RUNS + [LATER_S] * (RUNS // 2):

@@ -35,7 +35,7 @@ def seen(address: str) -> dict[str, Any]:
 
 
 def placed(address: str) -> str:
-    """What `qlm status` shows of a request that waits on a virtual queue; the queue shows it at once, the estimator half a second later."""
+    """Output of `qlm status` for a request that waits on a virtual queue; the queue shows it at once, the estimator half a second later."""
     with qlm.Client(address) as client:
 
         def waiting() -> list[str]:
@@ -48,10 +48,10 @@ def placed(address: str) -> str:
         return done.stdout
 
 
-def test_what_happened_is_told_as_json_and_in_a_frame(cluster: RunningCluster) -> None:
+def test_events_are_reported_as_json_and_in_a_frame(cluster: RunningCluster) -> None:
     address = cluster.address
     with qlm.Client(address) as client:
-        # Nothing is predicted before the gateway has seen the instances, which may come after it is ready.
+        # Nothing is predicted before the gateway has seen the instances, perhaps after it is ready.
         wait_until(lambda: all(model.instances for model in client.models()), ANSWER_S, "the gateway knows who can serve")
         for number in range(30):
             slo_s = 20.0 if number % 2 else 600.0
@@ -59,7 +59,7 @@ def test_what_happened_is_told_as_json_and_in_a_frame(cluster: RunningCluster) -
         for number in range(30):
             assert client.result(f"top{number}", wait_s=ANSWER_S) is not None
     wait_until(lambda: seen(address)["outcomes"]["completed"] >= 30 and not seen(address)["live"], ANSWER_S, "the estimator has read all")
-    # What clients were told comes every half second, after short requests have ended.
+    # Predictions given to clients arrive every half second, after short requests have ended.
     wait_until(lambda: seen(address)["outcomes"]["calibration"], ANSWER_S, "a prediction was judged")
 
     document = seen(address)
@@ -140,7 +140,7 @@ def without_an_agent_and_the_planner(cluster: RunningCluster) -> Iterator[str]:
         cluster.send(signal.SIGCONT)
 
 
-def test_what_waits_is_shown_in_order_with_predictions(loaded: RunningCluster) -> None:
+def test_waiting_requests_are_shown_in_order_with_predictions(loaded: RunningCluster) -> None:
     wait_until(lambda: any(instance["groups"] for instance in seen(loaded.address)["instances"]), ANSWER_S, "a group waits")
     document = seen(loaded.address)
     groups = [group for instance in document["instances"] for group in instance["groups"]]
@@ -176,7 +176,7 @@ async def test_a_browser_shows_the_cluster_under_load(loaded: RunningCluster, tm
         assert sorted(await texts(tab, "#queues h3")) == ["a100-0", "h100-0"]
         assert await texts(tab, "#parts li") == ["gateway", "planner", "estimator"]
         assert await texts(tab, "#models tbody td:first-child") == list(MODELS)
-        await tab.until("[...document.querySelectorAll('#queues .meter')].some((each) => each.textContent.startsWith('KV'))", "KV is told")
+        await tab.until("[...document.querySelectorAll('#queues .meter')].some((each) => each.textContent.startsWith('KV'))", "KV is shown")
         colours = await tab.evaluate(
             "[...document.querySelectorAll('#legend .model')].map((each) => getComputedStyle(each, '::before').backgroundColor)"
         )

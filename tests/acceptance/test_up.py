@@ -62,14 +62,14 @@ def test_every_process_serves_the_metrics_that_the_documents_name(cluster: Runni
     assert {process.service for process in services} == {service for service, _, _ in SERVICES}
     for process in services:
 
-        def told(process: ProcessState = process) -> bool:
-            """A gateway tells the load of models once it has read the queue."""
+        def has_all_metrics(process: ProcessState = process) -> bool:
+            """A gateway reports the load of models once it has read the queue."""
             with urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=METRICS_TIMEOUT_S) as answer:
                 lines = answer.read().decode().splitlines()
             assert any(line.startswith("process_resident_memory_bytes") for line in lines), process.name
             return {line.split()[2] for line in lines if line.startswith("# HELP ")} >= {name for name, _, _ in documented(process.service)}
 
-        wait_until(told, METRICS_TIMEOUT_S, f"all metrics of {process.name}")
+        wait_until(has_all_metrics, METRICS_TIMEOUT_S, f"all metrics of {process.name}")
 
 
 def test_every_process_answers_reflection_and_health(cluster: RunningCluster) -> None:
@@ -115,10 +115,10 @@ def test_the_command_line_gets_an_answer(cluster: RunningCluster) -> None:
     streamed = qlm_command(*arguments, "--request-id", "cli-1", "A prompt.")
     assert streamed.exit_code == 0, streamed.stderr
     assert streamed.stdout.strip()
-    told = streamed.stderr.splitlines()
-    assert told[0].startswith("accepted: ")
-    assert "ahead, starts in" in told[0]
-    assert told[-1].startswith("cli-1: completed")
+    messages = streamed.stderr.splitlines()
+    assert messages[0].startswith("accepted: ")
+    assert "ahead, starts in" in messages[0]
+    assert messages[-1].startswith("cli-1: completed")
     piped = qlm_command(*arguments, "--no-stream", text="A prompt.")
     assert piped.stdout == streamed.stdout
     document = json.loads(qlm_command(*arguments, "--json", "A prompt.").stdout)
@@ -130,7 +130,7 @@ def test_the_command_line_gets_an_answer(cluster: RunningCluster) -> None:
     assert "ahead, starts in" in accepted.stderr
 
 
-def test_refusals_are_told_in_one_line(cluster: RunningCluster) -> None:
+def test_refusals_are_reported_in_one_line(cluster: RunningCluster) -> None:
     arguments = ("submit", "--address", cluster.address)
     unknown = qlm_command(*arguments, "--model", "gpt-9", "A prompt.")
     assert unknown.exit_code == 1
@@ -163,7 +163,7 @@ def test_load_replays_a_workload_and_accounts_for_it(cluster: RunningCluster, tm
     assert (summary["completed"], summary["lost"], summary["doubled"], summary["failed"]) == (30, 0, 0, 0)
 
 
-def test_a_killed_process_comes_back(cluster: RunningCluster) -> None:
+def test_a_killed_process_is_restarted(cluster: RunningCluster) -> None:
     before = {process.name: process for process in cluster.state.processes}
     for name in KILLED:
         os.kill(before[name].pid, signal.SIGKILL)
@@ -232,7 +232,7 @@ def test_a_wrong_setting_of_a_process_stops_all(tmp_path: Path) -> None:
     assert "gateway.listen" in ended.stderr
 
 
-def test_a_process_that_does_not_come_up_fails_it_in_a_line(tmp_path: Path) -> None:
+def test_a_process_that_does_not_start_fails_it_in_a_line(tmp_path: Path) -> None:
     # An agent whose server is not there registers nowhere, so it never serves.
     ended = up(
         "--state-dir", str(tmp_path / "state"), "--set", 'gateways=[{name: gateway-0, listen: "127.0.0.1:0"}]',

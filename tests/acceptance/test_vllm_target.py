@@ -26,19 +26,19 @@ def make_test_vllm(venv: Path, **environment: str) -> subprocess.CompletedProces
     return run("make", "test-vllm", "PYTHON=false", f"VLLM_VENV={venv}", **environment)
 
 
-def test_what_cannot_be_installed_is_skipped_loudly(tmp_path: Path) -> None:
+def test_a_failed_installation_is_skipped_loudly(tmp_path: Path) -> None:
     done = make_test_vllm(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "SKIPPED: all tests on real vLLM" in done.stdout
 
 
-def test_what_is_required_is_not_skipped(tmp_path: Path) -> None:
+def test_a_required_vllm_is_not_skipped(tmp_path: Path) -> None:
     done = make_test_vllm(tmp_path, QLM_TEST_VLLM="1")
     assert done.returncode != 0
     assert "SKIPPED" not in done.stdout
 
 
-def test_what_was_installed_and_does_not_work_is_a_failure(tmp_path: Path) -> None:
+def test_an_installed_vllm_that_does_not_work_is_a_failure(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\nexit 0\n")  # pip shows the package

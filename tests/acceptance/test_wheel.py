@@ -1,4 +1,4 @@
-"""The wheel: built once, it holds everything, runs outside of the source tree, and brings the client alone unless more is asked for."""
+"""The wheel: built once, it holds everything, runs outside of the source tree, and brings the client alone unless more is requested."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """The dependencies of this environment, which is not asked for our own packages: .pth files work in site folders alone."""
+    """The dependencies of this environment, which is not searched for our own packages: .pth files work in site folders alone."""
     return {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
 
 

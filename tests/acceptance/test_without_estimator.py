@@ -15,7 +15,7 @@ PATIENCE_S = 60.0
 COMMAND_TIMEOUT_S = 60
 
 
-def ask(client: qlm.Client, request_id: str) -> qlm.Accepted:
+def submitted(client: qlm.Client, request_id: str) -> qlm.Accepted:
     return client.submit(MODEL, f"A prompt of {request_id}.", slo_s=600.0, max_tokens=32, request_id=request_id)
 
 
@@ -24,12 +24,12 @@ def test_gateway_planner_and_agents_go_on_with_the_last_profiles(cluster: Runnin
     with qlm.Client(cluster.address) as client:
         wait_until(lambda: all(model.instances for model in client.models()), PATIENCE_S, "the gateway knows who can serve")
         for number in range(5):
-            ask(client, f"before{number}")
+            submitted(client, f"before{number}")
             assert client.result(f"before{number}", wait_s=PATIENCE_S) is not None
         versions: list[int] = []
 
         def learned() -> bool:
-            prediction = ask(client, f"learned{len(versions)}").prediction
+            prediction = submitted(client, f"learned{len(versions)}").prediction
             versions.append(0 if prediction is None else prediction.profile_version)
             return versions[-1] > 0
 
@@ -41,7 +41,7 @@ def test_gateway_planner_and_agents_go_on_with_the_last_profiles(cluster: Runnin
             os.kill(estimator.pid, signal.SIGKILL)
             wait_until(lambda: gone(estimator.pid), PATIENCE_S, "the estimator is dead")
             for number in range(10):
-                accepted = ask(client, f"after{number}")
+                accepted = submitted(client, f"after{number}")
                 assert accepted.prediction is not None
                 assert accepted.prediction.profile_version >= versions[-1]
                 assert 0.0 <= accepted.prediction.completion_p50_s <= accepted.prediction.completion_p90_s

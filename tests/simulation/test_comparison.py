@@ -57,13 +57,13 @@ def test_engines_have_the_hidden_bias_of_live_ones_with_the_seed_of_the_run() ->
     assert biases == live
 
 
-def test_without_predictions_nobody_is_told_a_wait() -> None:
+def test_without_predictions_no_wait_is_predicted() -> None:
     result = simulate(replace(CLUSTER, predictions=False), workload(30), "slo")
     assert all(outcome.predicted_wait_s is None and outcome.state is RequestState.COMPLETED for outcome in result.outcomes)
 
 
 def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> None:
-    """Both models come at once for one instance, which in the order of arrival changes its model again and again."""
+    """Requests for both models arrive at once at one instance, which in the order of arrival changes its model again and again."""
     one = replace(CLUSTER, instances=CLUSTER.instances[:1])
     requests = [replace(request, arrival_s=request.arrival_s / 4, output_tokens=100) for request in workload(60)]
     results = {order: simulate(one, requests, order) for order in ("slo", "fcfs")}
@@ -73,9 +73,9 @@ def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> N
     assert 1 <= swaps["slo"] < swaps["fcfs"]
 
 
-def test_what_would_be_late_is_refused_and_the_rest_is_in_time() -> None:
-    """More than one instance serves: under `refuse` some never come in, whoever came in is served in time, but for a few.
-    No fewer of all are in time than where all come in, to within a twentieth, and far fewer are late."""
+def test_requests_that_would_be_late_are_refused_and_the_rest_is_in_time() -> None:
+    """More than one instance serves: under `refuse` some are never admitted, and nearly all admitted ones are served in time.
+    No fewer of all are in time than where all are admitted, to within a twentieth, and far fewer are late."""
     one = replace(CLUSTER, models=MODELS[:1], instances=(CLUSTER.instances[0].changed({"models": ("mistral-7b",), "batch_max": 4}, {}),))
     slo = Slo(kind=SloKind.COMPLETION, seconds=20.0)
     requests = [replace(each, model="mistral-7b", output_tokens=200, slo=slo) for each in workload(160)]
@@ -93,9 +93,9 @@ def test_what_would_be_late_is_refused_and_the_rest_is_in_time() -> None:
     assert in_time[1] > 0.9 * accepted
 
 
-def test_gateways_go_by_what_was_learned() -> None:
+def test_gateways_use_learned_profiles() -> None:
     """As live, a gateway reads the profiles: once answers are seen to be as long as clients allow, long ones get groups of their own. And
-    the estimator hears what clients were told, and calibrates it."""
+    the estimator receives the predictions given to clients, and calibrates them."""
     one = replace(CLUSTER, models=MODELS[:1], instances=(CLUSTER.instances[0].changed({"models": ("mistral-7b",), "batch_max": 8}, {}),))
     lengths = (12, 400)
     requests = [

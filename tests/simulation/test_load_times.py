@@ -1,4 +1,4 @@
-"""In virtual time agents tell what their loads took, and the estimator learns it: an instance that became slow loads slowly too."""
+"""In virtual time agents report how long their loads took, and the estimator learns it: an instance that became slow loads slowly too."""
 
 from __future__ import annotations
 

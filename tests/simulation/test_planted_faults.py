@@ -34,7 +34,7 @@ def found(words: str, make_queue: MakeQueue = MemoryQueue, first: int = 1) -> No
 
 
 class RequeuesAtTheEnd(MemoryQueue):
-    """A group that is opened again goes behind all others."""
+    """A group that is opened again is placed behind all others."""
 
     async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
         closed = {group_id for group_id, group in self.state.groups.items() if not group.instance}
@@ -45,7 +45,7 @@ class RequeuesAtTheEnd(MemoryQueue):
 
 
 class NeverFences(MemoryQueue):
-    """A planner that lost its lease goes on placing."""
+    """A planner that lost its lease continues to place."""
 
     async def place(self, lease: Lease, groups: object, requests: object) -> Sequence[StepStatus]:
         now_s = self._now_s()
@@ -112,7 +112,7 @@ def test_a_planner_that_takes_nothing_back_from_lost_agents(monkeypatch: pytest.
     found("waits for ever", first=4)
 
 
-def test_an_engine_that_goes_on_with_the_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_continues_with_the_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = SimulatedCore._output  # the answer's place is the engine's, so the fault is put there
 
     def shifted(self: SimulatedCore, progress: Progress) -> EngineOutput:

@@ -1,4 +1,4 @@
-"""What requests are told of their wait, against what comes: one instance that more comes to than it serves, in virtual time."""
+"""Predicted waits of requests against the real ones: one instance with more arrivals than it can serve, in virtual time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SLOWNESS = 0.9
 
 
 def _waits(seed: int) -> list[tuple[float, float]]:
-    """Told and real, by arrival. Answers are of 100 to 300 tokens, which are two token classes as soon as the length model has learned to
-    tell them; most are of the first."""
+    """Predicted and real, by arrival. Answers are of 100 to 300 tokens, which are two token classes once the length model has learned to
+    distinguish them; most are of the first."""
     dice = random.Random(seed)
     settings = {"step_noise": 0.05, "bias_max": 0.0, "host_kv_gb": 0.0}
     agent = AgentSettings.model_validate(
@@ -63,18 +63,18 @@ def _waits(seed: int) -> list[tuple[float, float]]:
 
 
 def _score(waits: Sequence[tuple[float, float]]) -> float:
-    told, real = np.array(waits).T
-    return r2(told, real)
+    predicted, real = np.array(waits).T
+    return r2(predicted, real)
 
 
-def test_waits_come_as_told_whatever_the_class_of_a_request() -> None:
+def test_waits_are_as_predicted_whatever_the_class_of_a_request() -> None:
     """The engine is a tenth faster than its row says: the speed is learned while the queue grows, and what calibration learned of waits
-    that were told before must not go on top of it."""
+    that were predicted before must not be added to it."""
     runs = [_waits(seed) for seed in (31, 32)]
     assert all(len(waits) == REQUESTS for waits in runs)
     assert fmean(map(_score, runs)) > 0.92
     assert min(map(_score, runs)) > 0.88
     late = [pair for waits in runs for pair in waits[REQUESTS // 2 :]]
-    told_s, real_s = (fmean(column) for column in zip(*late, strict=True))
+    predicted_s, real_s = (fmean(column) for column in zip(*late, strict=True))
     assert real_s > 10.0
-    assert told_s == pytest.approx(real_s, rel=0.1)
+    assert predicted_s == pytest.approx(real_s, rel=0.1)

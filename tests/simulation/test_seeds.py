@@ -25,7 +25,7 @@ SEEDS = (1, 2, 4, 6, 7, 8, 15, 19, 21, 55)
 """Few that meet together what `make test-seeds` meets with a thousand; in 55 an agent evicts."""
 FIXED_BUGS = (767, 793)
 """Seeds that found a bug once. 767: beside an offloaded run, an empty engine was refused a big head for ever. 793: a simulated client was
-not told that the gateway had died which its call was on the way to."""
+not informed that the gateway of its pending call had died."""
 AWAITED = 21
 """A seed with faults that wait for calls."""
 REPLAYED = 2
