@@ -91,7 +91,7 @@ def _check_counters(dump: QueueDump) -> None:
 
 
 def check_bytes(dump: QueueDump) -> None:
-    """What is counted is what live requests and results hold."""
+    """Counted bytes are those that live requests and results hold."""
     held = [(request.key.tenant, request.slo_class, _held(request)) for request in dump.requests]
     outputs = {record.queue_id: (record.key.tenant, len(Result.FromString(record.result).output_token_ids)) for record in dump.terminals}
     assert set(dump.kept) == set(outputs), "the results that are counted are not those that are kept"
@@ -126,7 +126,7 @@ def _check_terminals(dump: QueueDump) -> None:
 
 
 def check_histories(before: QueueDump, after: QueueDump) -> None:
-    """What no step may take back between two dumps: results stay as they are, live requests do not vanish, output only grows."""
+    """No step may take back history between two dumps: results stay as they are, live requests do not vanish, output only grows."""
     ended = {record.key: record for record in after.terminals}
     for record in before.terminals:
         assert ended.get(record.key) == record, f"the end of {record.key} was changed"
@@ -201,5 +201,5 @@ def check_frames(dump: QueueDump, expected: Mapping[str, tuple[int, ...]]) -> No
             assert new or not frame.token_ids or frame.HasField("result"), f"a frame of {queue_id} was sent again"
             shown += new
             assert frame.HasField("result") == (queue_id in ends and index == len(frames) - 1), f"the Result of {queue_id} is not last"
-        assert queue_id not in ends or frames, f"{queue_id} ended and its gateway was not told"
+        assert queue_id not in ends or frames, f"{queue_id} ended and its gateway was not notified"
         assert tokens(*shown) == {**stored, **ends}.get(queue_id, b""), f"the frames of {queue_id} are not its output"

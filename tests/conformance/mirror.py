@@ -118,7 +118,7 @@ class Mirror:
 
 
 def _stream(args: Sequence[Any], after: int) -> str:
-    """Whose stream is read: the argument in front of the entry id, if there is one."""
+    """The owner of the stream: the argument in front of the entry id, if there is one."""
     return str(args[0]) if after > 0 else ""
 
 
@@ -161,7 +161,7 @@ def _plain(value: Any, numbers: Mapping[str, int], payloads: Callable[..., Any] 
             fields.pop("accepted_s", None)
             if isinstance(value, Pause):
                 fields.pop("since_s")
-            # What follows from the clock of the queue is compared with that alone.
+            # Times that follow from the clock of the queue are compared with that alone.
             if isinstance(value, HeadGroup):
                 fields.pop("first_deadline_s")
             if isinstance(value, GroupRecord):

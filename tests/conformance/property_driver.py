@@ -33,7 +33,7 @@ from .mirror import Mirror
 from .subjects import MemorySubject, RedisSubject, Subject
 
 Answer = TypeVar("Answer")
-ROUNDING_S = 0.0011  # a queue id tells the acceptance in whole milliseconds
+ROUNDING_S = 0.0011  # a queue id states the acceptance in whole milliseconds
 IDEMPOTENT = frozenset(
     {"accept", "cancel", "place", "regroup", "apply_plan", "emit", "complete", "unpull", "requeue", "attach", "reclaim", "shed"}
 )
@@ -109,7 +109,7 @@ class Driver:
         check_frames(after, {queue_id: self.answers[queue_id] for queue_id in known - self.rebound})
         return outcome
 
-    # What a call may do, by the state before it ---------------------------------------------------------------------------
+    # Permitted effects, by the state before the call ----------------------------------------------------------------------
 
     def _check_effect(self, operation: str, args: Sequence[Any], outcome: Any, before: QueueDump) -> None:
         refused = isinstance(outcome, QlmError) or (isinstance(outcome, AppliedChunk) and not outcome.applied)
@@ -156,7 +156,7 @@ class Driver:
         members = {group.group_id: group.members for group in before.groups}
         queue = next(queue for queue in before.virtual_queues if queue.instance == instance_of(lease.role))
         gone = {record.queue_id for record in self.state.terminals if record.state is RequestState.EXPIRED}
-        # What is paused leaves the queue: requests of a tenant are ACCEPTED again, groups of a model are on no instance.
+        # Paused requests leave the queue: those of a tenant are ACCEPTED again, groups of a model are on no instance.
         gone |= {request.queue_id for request in self.state.requests if request.state is RequestState.ACCEPTED}
         aside = {group_id for each in self.state.virtual_queues if each.instance == UNASSIGNED for group_id in each.group_ids}
         order = [each for group_id in queue.group_ids if group_id not in aside for each in members[group_id] if each not in gone]
@@ -168,13 +168,13 @@ class Driver:
         self._check_head(instance_of(lease.role), outcome)
 
     def _check_head(self, instance: str, outcome: PullResult) -> None:
-        """What `pull` tells of the virtual queue is what the virtual queue is after it."""
+        """`pull` reports the virtual queue as it is after it."""
         groups = {group.group_id: group for group in self.state.groups}
         queue = next(queue for queue in self.state.virtual_queues if queue.instance == instance)
         models = [groups[group_id].meta["model"] for group_id in queue.group_ids]
         behind = [(groups[group_id].meta["model"], len(groups[group_id].members)) for group_id in queue.group_ids[1:]]
         assert [(group.model, group.waiting) for group in outcome.behind] == behind[: len(outcome.behind)]
-        assert (outcome.head is None) == (not models), "pull told a head that there is not, or none where there is one"
+        assert (outcome.head is None) == (not models), "pull reported a head that there is not, or none where there is one"
         if outcome.head is None:
             return
         head, group = outcome.head, groups[queue.group_ids[0]]
@@ -196,7 +196,7 @@ class Driver:
 def _check_regrouped(
     source: str, into: GroupPlacement, items: Sequence[WaitingRequest], statuses: Any, before: QueueDump, after: QueueDump
 ) -> None:
-    """Only what waited in one of the two groups waits in the other now; nothing else went anywhere."""
+    """Only requests that waited in one of the two groups wait in the other now; nothing else moved."""
     was = {request.queue_id: request for request in before.requests}
     now = {request.queue_id: request for request in after.requests}
     assert list(was) == list(now), "regroup ends nothing"

@@ -25,7 +25,7 @@ from .scenario import CANCELLED, EXPIRED, FAILURE, TTL_S, acceptance, completion
 
 pick = st.integers(0, 999)
 lost = st.sampled_from(("heard", "heard", "heard", "repeated", "unheard"))
-"""What becomes of an answer: heard; lost, and the call repeated; lost, and the caller goes on without."""
+"""Fate of an answer: heard; lost, and the call repeated; lost, and the caller continues without."""
 causes = st.sampled_from(list(RequeueCause))
 
 
@@ -268,7 +268,7 @@ class QueueMachine(QueueWorld):
 
     @rule(index=pick)
     def recover(self, index: int) -> None:
-        """An agent asks what it owns, after answers of `pull` were lost."""
+        """An agent requests the list of what it owns, after answers of `pull` were lost."""
         agent = self.agents[index % len(self.agents)]
         for pulled in self.call("owned", agent.lease.role):
             if (pulled.queue_id, pulled.attempt) not in {(run.pulled.queue_id, run.pulled.attempt) for run in agent.runs}:

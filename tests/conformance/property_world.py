@@ -43,7 +43,7 @@ DRAIN_ROUNDS_MAX = 40
 
 @dataclass
 class Run:
-    """What an agent knows of a request that it pulled. `produced`: output tokens that it believes to be stored."""
+    """An agent's knowledge of a request that it pulled. `produced`: output tokens that it believes to be stored."""
 
     pulled: Pulled
     produced: int
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass
 class Agent:
-    """One incarnation, alive or a zombie: it goes on with what it knows."""
+    """One incarnation, alive or a zombie: it continues with what it knows."""
 
     lease: Lease
     runs: list[Run] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Agent:
 
 @dataclass
 class Planner:
-    """A planner, leading or deposed: it goes on with the lease and the view that it had."""
+    """A planner, leading or deposed: it continues with the lease and the view that it had."""
 
     lease: Lease | None = None
     nonce: int = 0

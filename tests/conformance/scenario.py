@@ -200,7 +200,7 @@ class Scenario:
         assert await self.place(group_id, *names, **options) == [StepStatus.DONE] * len(names)
 
     async def pull(self, count: int = 100, lease: Lease | None = None, model: str = "m") -> dict[str, Pulled]:
-        """What was pulled, by request id."""
+        """Pulled requests, by request id."""
         budget = PullBudget(requests_max=count, kv_tokens=1_000_000, output_reserve_tokens=16)
         result: PullResult = await self.mirror("pull", lease or self.agent, model, budget)
         return {request.key.request_id: request for request in result.pulled}

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static void wait_and_tell(void) {
+static void wait_and_trace(void) {
     const struct timespec pause = {0, 20 * 1000 * 1000};
     const char *trace = getenv("SLOW_FSYNC_TRACE");
     nanosleep(&pause, NULL);
@@ -22,12 +22,12 @@ static void wait_and_tell(void) {
 
 int fsync(int file) {
     int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
-    wait_and_tell();
+    wait_and_trace();
     return real(file);
 }
 
 int fdatasync(int file) {
     int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
-    wait_and_tell();
+    wait_and_trace();
     return real(file);
 }

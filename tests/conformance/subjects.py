@@ -55,7 +55,7 @@ class Subject(Protocol):
         """Lets a few milliseconds of the queue's clock pass before and after the time that it returns."""
 
     async def leftovers(self) -> list[str]:
-        """What a queue keeps that belongs to a live request, a group or an owner."""
+        """Keys of the queue that belong to a live request, a group or an owner."""
 
 
 class MemorySubject:

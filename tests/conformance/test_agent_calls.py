@@ -20,7 +20,7 @@ DONE, STALE, GAP, ENDED = StepStatus.DONE, StepStatus.STALE, StepStatus.GAP, Ste
 COUNTED = (RequeueCause.FAILED, RequeueCause.SUSPECTED)
 
 
-async def test_owned_finds_what_a_lost_answer_of_pull_took(scene: Scenario) -> None:
+async def test_owned_finds_the_requests_of_a_lost_answer_of_pull(scene: Scenario) -> None:
     await scene.queue_up("g", "r1", "r2", "r3")
     pulled = await scene.pull(count=2)
     assert list(await scene.mirror("owned", scene.incarnation)) == list(pulled.values())
@@ -40,7 +40,7 @@ async def test_emit_appends_and_sends_one_entry_a_gateway(scene: Scenario) -> No
     assert [[list(frame.token_ids) for frame in entry] for entry in await frames(scene, "g2")] == [[[1]]]
 
 
-async def test_emit_again_sends_nothing_and_a_part_only_what_is_new(scene: Scenario) -> None:
+async def test_emit_again_sends_nothing_and_a_part_only_new_output(scene: Scenario) -> None:
     pulled = await scene.run("r1")
     first = emission(pulled["r1"], 0, [1, 2])
     assert await scene.mirror("emit", scene.incarnation, [first]) == [DONE]
@@ -157,7 +157,7 @@ async def test_completing_again_is_done_and_changes_nothing(scene: Scenario) -> 
     assert await scene.mirror.dump() == before
 
 
-async def test_an_older_attempt_cannot_end_what_a_newer_one_runs_or_ended(scene: Scenario) -> None:
+async def test_an_older_attempt_cannot_end_a_request_of_a_newer_one(scene: Scenario) -> None:
     first = (await scene.run("r1"))["r1"]
     await scene.mirror("requeue", scene.incarnation, [owned(first)], RequeueCause.EVICTED, FAILURE)
     second = (await scene.pull())["r1"]
@@ -243,11 +243,11 @@ async def test_a_drained_group_is_opened_again_at_the_head(scene: Scenario, caus
     pulled = await scene.pull()
     await scene.queue_up("g2", "r2")
     await scene.queue_up("g3", "r3")
-    told = len(await scene.mirror("read_control", "a", "0", 0))
+    earlier = len(await scene.mirror("read_control", "a", "0", 0))
     assert await scene.mirror("requeue", scene.incarnation, [owned(pulled["r1"])], cause, FAILURE) == [DONE]
     expected = ["g2", "g1", "g3"] if cause is RequeueCause.EVICTED else ["g1", "g2", "g3"]
     assert await scene.queue_of() == expected
-    assert [entry.kind for entry in await scene.mirror("read_control", "a", "0", 0)][told:] == [ControlKind.WAKE]
+    assert [entry.kind for entry in await scene.mirror("read_control", "a", "0", 0)][earlier:] == [ControlKind.WAKE]
     assert live(await scene.mirror("find", key_of("r1"))).failed_attempts == (1 if cause in COUNTED else 0)
 
 
@@ -287,7 +287,7 @@ async def test_evictions_and_drains_never_end_a_request(scene: Scenario, cause: 
         assert await scene.mirror("requeue", scene.incarnation, [owned(request)], cause, FAILURE) == [DONE]
 
 
-async def test_an_owner_whose_lease_is_lost_still_writes_what_it_held(scene: Scenario) -> None:
+async def test_an_owner_whose_lease_is_lost_still_writes_held_output(scene: Scenario) -> None:
     """The agent held frames and completions while the server was away; nobody took the requests from it."""
     pulled = await scene.run("r1", "r2", "r3")
     await scene.mirror.expire_lease(scene.incarnation)
@@ -297,7 +297,7 @@ async def test_an_owner_whose_lease_is_lost_still_writes_what_it_held(scene: Sce
     assert await scene.mirror("requeue", scene.incarnation, [owned(pulled["r3"])], RequeueCause.DRAINED, FAILURE) == [DONE]
 
 
-async def test_events_tell_the_life_of_a_request(scene: Scenario) -> None:
+async def test_events_report_the_life_of_a_request(scene: Scenario) -> None:
     pulled = await scene.run("r1")
     await scene.mirror("requeue", scene.incarnation, [owned(pulled["r1"])], RequeueCause.FAILED, FAILURE)
     pulled = await scene.pull()
@@ -319,7 +319,7 @@ async def test_events_tell_the_life_of_a_request(scene: Scenario) -> None:
     assert all(event.accepted_ms == int(pulled["r1"].accepted_s * 1000) for event in events)
 
 
-async def test_events_tell_when_the_first_output_of_what_came_back_was_stored(scene: Scenario) -> None:
+async def test_events_report_when_the_first_output_of_a_returned_request_was_stored(scene: Scenario) -> None:
     await scene.queue_up("g", "r1", "r2")
     pulled = await scene.pull(count=2)
     await scene.mirror("emit", scene.incarnation, [emission(pulled["r1"], 0, [1])])
@@ -330,13 +330,13 @@ async def test_events_tell_when_the_first_output_of_what_came_back_was_stored(sc
     await scene.mirror("cancel", key_of("r2"), CANCELLED)
     entries = await scene.mirror("read_events", "0", 0, 100)
     events = [event for entry in entries for event in RequestEvents.FromString(entry.payload).events]
-    told = [
+    found = [
         (EventKind.Name(event.kind).removeprefix("EVENT_KIND_"), event.queue_id)
         for event in events
         if event.first_token_s >= pulled["r1"].accepted_s
     ]
-    assert told == [(kind, pulled["r1"].queue_id) for kind in ("REQUEUED", "UNPULLED", "CANCELLED")]
-    assert sum(event.first_token_s > 0.0 for event in events) == len(told)
+    assert found == [(kind, pulled["r1"].queue_id) for kind in ("REQUEUED", "UNPULLED", "CANCELLED")]
+    assert sum(event.first_token_s > 0.0 for event in events) == len(found)
 
 
 async def test_lists_are_bounded_and_may_be_empty(scene: Scenario) -> None:

@@ -28,7 +28,7 @@ async def test_a_plan_reorders_and_moves_groups(scene: Scenario) -> None:
     assert (await mirror("read_control", "a", "0", 0))[-1].kind is ControlKind.HEAD_CHANGED
 
 
-async def test_a_plan_tells_which_groups_moved(scene: Scenario) -> None:
+async def test_a_plan_reports_which_groups_moved(scene: Scenario) -> None:
     mirror = scene.mirror
     await scene.register("b")
     for number in range(4):
@@ -61,14 +61,14 @@ async def test_groups_leave_a_queue_that_none_are_put_on(scene: Scenario, leavin
     names = [f"g{number}" for number in range(30)]
     for name in names:
         await scene.queue_up(name, f"r-{name}")
-    told = len(await mirror("read_control", "a", "0", 0))
+    earlier = len(await mirror("read_control", "a", "0", 0))
     moving = names[1 : leaving + 1]
     applied = await scene.apply(1, segment("b", 0, *moving), touching=("a", "b"))
     assert (applied.applied, applied.moved) == (True, len(moving))
     assert (await scene.queue_of("a"), await scene.queue_of("b")) == ([name for name in names if name not in moving], moving)
-    assert len(await mirror("read_control", "a", "0", 0)) == told
+    assert len(await mirror("read_control", "a", "0", 0)) == earlier
     await scene.apply(1, segment("b", 0, names[0]), touching=("a", "b"))
-    assert [entry.kind for entry in await mirror("read_control", "a", "0", 0)][told:] == [ControlKind.HEAD_CHANGED]
+    assert [entry.kind for entry in await mirror("read_control", "a", "0", 0)][earlier:] == [ControlKind.HEAD_CHANGED]
 
 
 async def test_two_queues_exchange_groups_in_one_chunk(scene: Scenario) -> None:
@@ -83,15 +83,15 @@ async def test_two_queues_exchange_groups_in_one_chunk(scene: Scenario) -> None:
     assert await scene.queue_of("b") == ["a3", "b3", "a0", "b1"]
 
 
-async def test_the_head_is_told_only_where_it_changed(scene: Scenario) -> None:
+async def test_the_head_is_reported_only_where_it_changed(scene: Scenario) -> None:
     mirror = scene.mirror
     for number in range(3):
         await scene.queue_up(f"g{number}", f"r{number}")
-    told = len(await mirror("read_control", "a", "0", 0))
+    earlier = len(await mirror("read_control", "a", "0", 0))
     await scene.apply(1, segment("a", 1, "g2"))
-    assert len(await mirror("read_control", "a", "0", 0)) == told
+    assert len(await mirror("read_control", "a", "0", 0)) == earlier
     await scene.apply(1, segment("unassigned", 0, "g0", "g1", "g2"), touching=("a", "unassigned"))
-    assert [entry.kind for entry in await mirror("read_control", "a", "0", 0)][told:] == [ControlKind.HEAD_CHANGED]
+    assert [entry.kind for entry in await mirror("read_control", "a", "0", 0)][earlier:] == [ControlKind.HEAD_CHANGED]
 
 
 async def test_a_plan_that_changes_nothing_keeps_the_version(scene: Scenario) -> None:
@@ -138,7 +138,7 @@ async def test_a_chunk_must_name_every_queue_it_touches(scene: Scenario) -> None
     assert (await scene.apply(1, segment("b", 0, "g0"), touching=("a", "b"))).applied
 
 
-async def test_a_plan_leaves_out_groups_that_drained_or_went(scene: Scenario) -> None:
+async def test_a_plan_leaves_out_groups_that_drained_or_ended(scene: Scenario) -> None:
     mirror = scene.mirror
     await scene.queue_up("drained", "r0")
     await scene.pull()

@@ -359,7 +359,7 @@ def test_the_end_of_a_batch_that_is_killed_is_taken_up(objects: Objects) -> None
     assert [name for name, _ in objects.names("")] == [f"tenants/a%2F%2E%2E%2Fb/batches/{BATCH.id}.json"]
 
 
-def test_what_a_killed_gateway_left_in_a_folder_is_deleted_with_its_object(tmp_path: Path) -> None:
+def test_bytes_that_a_killed_gateway_left_are_deleted_with_their_object(tmp_path: Path) -> None:
     store = store_of(open_objects(str(tmp_path)))
     upload = store.begin_file(FILE.tenant, FILE.id, 0.0)
     upload.writer.write(b"half")

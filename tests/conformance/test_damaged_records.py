@@ -29,7 +29,7 @@ MEMORY_SEEDS = int(os.environ.get("QLM_DAMAGE_SEEDS", "50"))
 SERVER_SEEDS = int(os.environ.get("QLM_DAMAGE_SERVER_SEEDS", "20"))
 PAGE = 25
 ENDS_OF_DAMAGED = (RequestState.FAILED, RequestState.EXPIRED, None)
-"""Of a request whose own record was damaged: where it was cut, its expiry may have passed; its result may be what was lost."""
+"""Ends of a request whose own record was damaged: where it was cut, its expiry may have passed; its result may be what was lost."""
 DAMAGES_MAX = 5
 
 

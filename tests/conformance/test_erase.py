@@ -37,8 +37,8 @@ async def test_erase_ends_a_request_in_any_state_and_leaves_nothing_of_it(scene:
     held = {(each.bound, each.name): each.held for each in await mirror("held")}
     kept = RECORD_BYTES + len(completion(pulled["kept"], 0, (5, 6)).result) + 8
     assert held["queue", ""] == held["tenant", "default"] == kept < before
-    told = await mirror("read_control", "a", "0", 0)
-    assert [entry.queue_id for entry in told if entry.kind is ControlKind.CANCEL] == [pulled["running"].queue_id]
+    entries = await mirror("read_control", "a", "0", 0)
+    assert [entry.queue_id for entry in entries if entry.kind is ControlKind.CANCEL] == [pulled["running"].queue_id]
     assert await mirror("complete", scene.incarnation, [completion(pulled["running"]), completion(pulled["done"])]) == ["stale"] * 2
     assert (await mirror("find", key_of("kept"))).state is RequestState.COMPLETED
     assert await mirror.real.queue.repair(False) == unrelated

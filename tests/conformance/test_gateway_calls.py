@@ -162,7 +162,7 @@ async def test_bounds_are_looked_at_in_a_fixed_order(make_mirror: Callable[..., 
     assert refused.value.details["bound"] == "queue"
 
 
-async def test_find_tells_what_was_accepted(mirror: Mirror) -> None:
+async def test_find_reports_the_accepted_request(mirror: Mirror) -> None:
     wanted = acceptance(key_of("r1"), gateway="g7", prompt_tokens=33)
     receipt = await mirror("accept", wanted)
     found = await mirror("find", key_of("r1"))
@@ -175,8 +175,8 @@ async def test_find_tells_what_was_accepted(mirror: Mirror) -> None:
         await mirror("find", key_of("r1", "other"))
 
 
-async def test_find_tells_when_it_was_first_pulled_and_first_made_output(scene: Scenario) -> None:
-    """Which an eviction changes nothing of."""
+async def test_find_reports_when_it_was_first_pulled_and_first_made_output(scene: Scenario) -> None:
+    """An eviction does not change these times."""
     mirror = scene.mirror
 
     async def times() -> tuple[float, float]:
@@ -228,8 +228,8 @@ async def test_a_running_agent_hears_of_the_cancel_and_can_do_nothing_more(scene
     pulled = await scene.run("r1")
     await mirror("emit", scene.incarnation, [emission(pulled["r1"], 0, [5, 6])])
     await mirror("cancel", key_of("r1"), CANCELLED)
-    told = await mirror("read_control", "a", "0", 0)
-    assert (told[-1].kind, told[-1].queue_id, told[-1].attempt) == (ControlKind.CANCEL, pulled["r1"].queue_id, 1)
+    entries = await mirror("read_control", "a", "0", 0)
+    assert (entries[-1].kind, entries[-1].queue_id, entries[-1].attempt) == (ControlKind.CANCEL, pulled["r1"].queue_id, 1)
     assert await mirror("emit", scene.incarnation, [emission(pulled["r1"], 2, [7])]) == ["stale"]
     assert await mirror("complete", scene.incarnation, [completion(pulled["r1"], 2)]) == ["stale"]
     ended = await mirror("find", key_of("r1"))
@@ -255,8 +255,8 @@ async def test_expiry_ends_requests_in_any_state(scene: Scenario) -> None:
     for name in ("running", "placed", "accepted"):
         assert (await mirror("find", key_of(name))).state is RequestState.EXPIRED
     assert live(await mirror("find", key_of("never"))).state is RequestState.ACCEPTED
-    told = await mirror("read_control", "a", "0", 0)
-    assert [entry.queue_id for entry in told if entry.kind is ControlKind.CANCEL] == [scene.receipts["running"].queue_id]
+    entries = await mirror("read_control", "a", "0", 0)
+    assert [entry.queue_id for entry in entries if entry.kind is ControlKind.CANCEL] == [scene.receipts["running"].queue_id]
 
 
 async def test_expire_takes_at_most_a_batch(make_mirror: Callable[..., Mirror]) -> None:
@@ -306,8 +306,8 @@ async def test_attach_gives_progress_from_an_offset_and_rebinds(scene: Scenario)
     await mirror("emit", scene.incarnation, [emission(pulled["r1"], 3, [8])])
     assert [list(batch.frames[0].token_ids) for batch in frames_of(await mirror("read_frames", "g1", "0", 0))] == [[5, 6, 7]]
     assert [list(batch.frames[0].token_ids) for batch in frames_of(await mirror("read_frames", "g2", "0", 0))] == [[8]]
-    told = await mirror("read_control", "a", "0", 0)
-    assert [(entry.kind, entry.queue_id, entry.attempt) for entry in told][-1] == (
+    entries = await mirror("read_control", "a", "0", 0)
+    assert [(entry.kind, entry.queue_id, entry.attempt) for entry in entries][-1] == (
         ControlKind.GATEWAY_REBOUND,
         pulled["r1"].queue_id,
         1,
@@ -337,7 +337,7 @@ async def test_attach_before_a_request_runs(scene: Scenario) -> None:
         await mirror("attach", key_of("r1"), "g2", -1)
 
 
-async def test_attach_to_an_ended_request_gives_the_result_and_what_is_missing(scene: Scenario) -> None:
+async def test_attach_to_an_ended_request_gives_the_result_and_missing_output(scene: Scenario) -> None:
     mirror = scene.mirror
     pulled = await scene.run("r1", "r2")
     await mirror("emit", scene.incarnation, [emission(pulled["r1"], 0, [5, 6])])

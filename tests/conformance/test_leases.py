@@ -111,7 +111,7 @@ async def test_registering_makes_an_incarnation_and_a_virtual_queue(mirror: Mirr
     assert overview.incarnations == {incarnation: True}
 
 
-async def test_a_new_incarnation_replaces_the_old_one_but_not_what_it_owns(scene: Scenario) -> None:
+async def test_a_new_incarnation_replaces_the_old_one_but_not_its_requests(scene: Scenario) -> None:
     mirror = scene.mirror
     pulled = await scene.run("r1")
     await scene.queue_up("g2", "r2")
@@ -130,7 +130,7 @@ async def test_a_new_incarnation_replaces_the_old_one_but_not_what_it_owns(scene
     assert await mirror("complete", old.role, [completion(pulled["r1"])]) == ["done"]
 
 
-async def test_who_has_a_successor_and_is_not_heard_of_for_half_a_lease_is_lost(scene: Scenario) -> None:
+async def test_an_incarnation_with_a_successor_and_no_call_for_half_a_lease_is_lost(scene: Scenario) -> None:
     mirror = scene.mirror
     await scene.run("r1")
     old = scene.agent
@@ -175,7 +175,7 @@ async def test_deregister_ends_an_incarnation_and_leaves_its_groups(scene: Scena
         await mirror("pull", scene.agent, "m", ROOMY)
 
 
-async def test_what_a_deregistered_incarnation_owns_waits_for_reclaim(scene: Scenario) -> None:
+async def test_requests_of_a_deregistered_incarnation_wait_for_reclaim(scene: Scenario) -> None:
     mirror = scene.mirror
     await scene.run("r1")
     await mirror("deregister", scene.agent)

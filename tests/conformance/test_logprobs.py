@@ -36,7 +36,7 @@ async def test_logprobs_stay_with_their_tokens(scene: Scenario, top: int) -> Non
     assert last.logprobs == Result.FromString(logprobs([3, 4], top)).logprobs
 
 
-async def test_logprobs_that_come_first_with_the_end_or_not_at_all(scene: Scenario) -> None:
+async def test_logprobs_that_arrive_only_with_the_end_or_not_at_all(scene: Scenario) -> None:
     pulled = await scene.run("r1", "r2", "r3")
     assert await scene.mirror("complete", scene.incarnation, [completion(pulled["r1"], 0, [5], top=2)]) == [DONE]
     assert (await result_of(scene, "r1")).logprobs == Result.FromString(logprobs([5], 2)).logprobs

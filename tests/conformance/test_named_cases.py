@@ -24,10 +24,10 @@ async def test_a_request_arrives_as_its_group_drains(scene: Scenario) -> None:
     await scene.accept("r2")
     first = await scene.pull()
     assert await scene.queue_of() == []
-    told = len(await scene.mirror("read_control", "a", "0", 0))
+    earlier = len(await scene.mirror("read_control", "a", "0", 0))
     assert await scene.place("g", "r2") == [DONE]
     assert await scene.queue_of() == ["g"]
-    assert [entry.kind for entry in await scene.mirror("read_control", "a", "0", 0)][told:] == [ControlKind.WAKE]
+    assert [entry.kind for entry in await scene.mirror("read_control", "a", "0", 0)][earlier:] == [ControlKind.WAKE]
     second = await scene.pull()
     assert list(second) == ["r2"]
     await scene.mirror("complete", scene.incarnation, [completion(first["r1"]), completion(second["r2"])])
@@ -137,7 +137,7 @@ async def test_a_group_is_pulled_while_the_plan_that_moves_it_is_made(scene: Sce
 
 
 async def test_a_group_moves_while_its_requests_run(scene: Scenario) -> None:
-    """What runs comes back to the group, wherever that is by then."""
+    """Running requests return to the group, wherever that is by then."""
     mirror = scene.mirror
     b = await scene.register("b")
     await scene.queue_up("g", "r1", "r2")
@@ -151,7 +151,7 @@ async def test_a_group_moves_while_its_requests_run(scene: Scenario) -> None:
 
 
 async def test_a_request_id_is_used_again_after_its_window(scene: Scenario) -> None:
-    """What still knows the first request by its key must not touch the second."""
+    """A caller that still knows the first request by its key must not touch the second."""
     mirror = scene.mirror
     first = (await scene.run("r1"))["r1"]
     await mirror("cancel", key_of("r1"), CANCELLED)

@@ -1,4 +1,4 @@
-"""What operators call: pages of live requests, and pauses."""
+"""Calls of operators: pages of live requests, and pauses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def page(mirror: Mirror, after: str = "", count: int = BATCH_MAX) -> LiveP
     return found
 
 
-async def test_live_requests_come_in_pages_in_the_order_of_the_queue(scene: Scenario) -> None:
+async def test_live_requests_are_listed_in_pages_in_the_order_of_the_queue(scene: Scenario) -> None:
     mirror = scene.mirror
     assert await page(mirror) == LivePage(after="", requests=[])
     for number in range(5):
@@ -92,7 +92,7 @@ async def place(scene: Scenario, group: str, model: str, **tenants: str) -> None
     await scene.mirror("place", scene.planner, [placement(group, model=model)], requests)
 
 
-async def test_pauses_are_kept_and_told_until_they_end(mirror: Mirror) -> None:
+async def test_pauses_are_kept_and_reported_until_they_end(mirror: Mirror) -> None:
     assert await mirror("pause", PauseKind.MODEL, "m")
     assert await mirror("pause", PauseKind.TENANT, "a:b{c}%")
     assert not await mirror("pause", PauseKind.MODEL, "m")
@@ -181,7 +181,7 @@ async def test_a_pull_holds_back_a_bounded_number(scene: Scenario) -> None:
 
 
 @pytest.mark.parametrize("requests_max", [1, 2])
-async def test_what_is_paused_behind_what_was_pulled_is_no_head(scene: Scenario, requests_max: int) -> None:
+async def test_a_paused_group_behind_pulled_requests_is_no_head(scene: Scenario, requests_max: int) -> None:
     mirror = scene.mirror
     await accept_all(scene, "r0", "r1")
     await accept_all(scene, "r2", model="paused")

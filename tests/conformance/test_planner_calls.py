@@ -84,7 +84,7 @@ async def test_place_opens_a_group_and_wakes_its_agent(scene: Scenario) -> None:
     assert (found.state, found.group_id) == (RequestState.PLACED, "g")
 
 
-async def test_a_group_keeps_the_last_deadline_that_it_was_told(scene: Scenario) -> None:
+async def test_a_group_keeps_the_last_deadline_that_it_received(scene: Scenario) -> None:
     """Also one that drained and is opened again: of those that run some may return. It is never before the first."""
     mirror = scene.mirror
     await scene.accept("r1", "r2", "r3", "r4")
@@ -205,7 +205,7 @@ async def test_a_planner_that_lost_its_lease_changes_nothing(scene: Scenario) ->
         assert await mirror.dump() == before
 
 
-async def test_reclaim_returns_what_a_dead_agent_ran_to_its_place(scene: Scenario) -> None:
+async def test_reclaim_returns_requests_of_a_dead_agent_to_their_places(scene: Scenario) -> None:
     mirror = scene.mirror
     await scene.queue_up("g1", "r1", "r2")
     await scene.queue_up("g2", "r3")
@@ -280,7 +280,7 @@ async def test_the_overview_counts(scene: Scenario) -> None:
 
 
 async def test_an_overview_may_have_some_of_the_groups(scene: Scenario) -> None:
-    """The queues have all of theirs, whoever is asked for; a group that is not there is left out, one that drained has its counts."""
+    """The queues have all of theirs, whichever are requested; a group that is not there is left out, one that drained has its counts."""
     mirror = scene.mirror
     for name in ("g1", "g2", "g3"):
         await scene.queue_up(name, f"{name}-first", f"{name}-second")
@@ -309,7 +309,7 @@ async def test_returning_a_request_whose_instance_was_forgotten_leaves_it_unassi
     assert await scene.queue_of("unassigned") == ["g"]
 
 
-async def test_shedding_fails_either_end_of_a_group_down_to_what_is_kept(scene: Scenario) -> None:
+async def test_shedding_fails_either_end_of_a_group_down_to_the_kept_ones(scene: Scenario) -> None:
     """QLM A.3, c: a planner fails what would be late anyway."""
     mirror = scene.mirror
     await scene.accept("r1", "r2", "r3", "r4", "r5")

@@ -106,7 +106,7 @@ def _run(url: str, library: str, label: str) -> None:
 
 
 def _tried(url: str, library: str, label: str) -> None:
-    """Runs it again where the server's clock went otherwise in the middle, which says nothing of the fault."""
+    """Runs it again if the server's clock advanced otherwise in the middle, which says nothing of the fault."""
     for _ in range(ATTEMPTS):
         with suppress(FlakyStrategyDefinition):
             _run(url, library, label)
@@ -120,5 +120,5 @@ def test_the_property_test_finds(fault: Fault, servers: Servers) -> None:
     library = source.replace(fault.right, fault.wrong)
     with pytest.raises((AssertionError, ValueError, FlakyFailure)) as found:  # a broken invariant, or a state that cannot be dumped
         _tried(servers.url("valkey"), library, fault.name)
-    if isinstance(found.value, FlakyFailure):  # the server's clock went otherwise when what was found was tried again
+    if isinstance(found.value, FlakyFailure):  # the server's clock advanced otherwise when the finding was tried again
         assert found.group_contains((AssertionError, ValueError))

@@ -40,7 +40,7 @@ def models_behind(result: PullResult) -> list[str]:
     return [group.model for group in result.behind]
 
 
-async def test_pull_goes_through_groups_of_its_model(scene: Scenario) -> None:
+async def test_pull_takes_from_each_group_of_its_model(scene: Scenario) -> None:
     await scene.queue_up("g1", "r1", "r2")
     await scene.queue_up("g2", "r3")
     await scene.queue_up("other", "r4", model="n")
@@ -59,10 +59,10 @@ async def test_pull_goes_through_groups_of_its_model(scene: Scenario) -> None:
     assert (list(empty.pulled), empty.head, list(empty.behind)) == ([], None, [])
 
 
-async def test_pull_without_a_model_tells_the_head(scene: Scenario) -> None:
+async def test_pull_without_a_model_reports_the_head(scene: Scenario) -> None:
     await scene.queue_up("g", "r1")
-    told = await scene.mirror("pull", scene.agent, "", ROOMY)
-    assert (list(told.pulled), head_of(told)) == ([], ("g", "m", 1))
+    outcome = await scene.mirror("pull", scene.agent, "", ROOMY)
+    assert (list(outcome.pulled), head_of(outcome)) == ([], ("g", "m", 1))
     none = await scene.mirror("pull", scene.agent, "m", replace(ROOMY, requests_max=0))
     assert (list(none.pulled), none.blocked_tokens) == ([], 0)
 
@@ -81,7 +81,7 @@ async def test_pull_reports_the_head_group_and_those_behind_it(scene: Scenario) 
     assert (head_of(result), models_behind(result)) == (("g1", "n", 2), ["m", "o", "n", "p"])
 
 
-async def test_as_many_groups_behind_the_head_are_reported_as_the_budget_asks_for(scene: Scenario) -> None:
+async def test_as_many_groups_behind_the_head_are_reported_as_the_budget_allows(scene: Scenario) -> None:
     for number in range(4):
         await scene.queue_up(f"g{number}", f"r{number}", model=f"m{number}")
     for behind_max, models in ((0, []), (2, ["m1", "m2"]), (BATCH_MAX + 1, ["m1", "m2", "m3"])):
@@ -90,7 +90,7 @@ async def test_as_many_groups_behind_the_head_are_reported_as_the_budget_asks_fo
 
 
 async def head_deadline(scene: Scenario, lease: Lease | None = None) -> float:
-    """As its agent is told of it, and everybody else."""
+    """The same in the agent's answer and in the overview."""
     result = await scene.mirror("pull", lease or scene.agent, "", ROOMY)
     assert result.head is not None
     deadline_s: float = result.head.first_deadline_s
@@ -125,7 +125,7 @@ async def test_the_head_has_the_deadline_of_its_group_where_that_is_later(scene:
 
 
 async def test_a_group_that_a_request_returns_to_is_as_urgent_as_that_request(scene: Scenario) -> None:
-    """Opened again for a request that comes later, a group forgets the deadlines of those that run. Times follow the clock of the queue, so
+    """Opened again for a later request, a group forgets the deadlines of those that run. Times follow the clock of the queue, so
     they are not compared with the twin's."""
     queue = scene.mirror.real.queue
     pulled = await scene.run("r1")
@@ -158,7 +158,7 @@ async def test_an_idle_agent_gets_a_request_that_never_fits(scene: Scenario) -> 
     assert (list(busy.pulled), busy.blocked_tokens) == ([], 15)
 
 
-async def test_who_only_keeps_requests_aside_is_idle(scene: Scenario) -> None:
+async def test_an_agent_that_only_keeps_requests_aside_is_idle(scene: Scenario) -> None:
     await scene.queue_up("g", "r1", "r2", "r3")
     tiny = PullBudget(requests_max=9, kv_tokens=1, output_reserve_tokens=5)
     first = await scene.mirror("pull", scene.agent, "m", tiny)
@@ -189,7 +189,7 @@ async def test_pull_needs_the_live_lease(scene: Scenario) -> None:
     assert live(await scene.mirror("find", key_of("r1"))).state is RequestState.PLACED
 
 
-async def test_who_has_failed_is_pulled_alone(scene: Scenario) -> None:
+async def test_a_suspect_is_pulled_alone(scene: Scenario) -> None:
     await scene.queue_up("g", "bad", "r2", "r3")
     bad = (await scene.pull(count=1))["bad"]
     await scene.mirror("requeue", scene.incarnation, [owned(bad)], RequeueCause.SUSPECTED, FAILURE)
@@ -201,11 +201,11 @@ async def test_who_has_failed_is_pulled_alone(scene: Scenario) -> None:
     await scene.mirror("unpull", scene.incarnation, [owned(alone.pulled[0])])
     waits = await scene.mirror("pull", scene.agent, "m", ROOMY)
     assert (list(waits.pulled), waits.suspect, waits.blocked_tokens > 0) == ([], True, True)
-    joins = await scene.mirror("pull", scene.agent, "m", replace(ROOMY, suspects=True))
-    assert [request.key.request_id for request in joins.pulled] == ["bad"]
+    joining = await scene.mirror("pull", scene.agent, "m", replace(ROOMY, suspects=True))
+    assert [request.key.request_id for request in joining.pulled] == ["bad"]
 
 
-async def test_who_has_failed_twice_joins_nobody(scene: Scenario) -> None:
+async def test_a_request_that_failed_twice_shares_no_batch(scene: Scenario) -> None:
     await scene.queue_up("g", "bad", "r2")
     for _ in range(2):
         bad = (await scene.pull(count=1))["bad"]

@@ -24,10 +24,10 @@ class Counted:
     """The queue under test; keeps what was read."""
 
     queue: Queue
-    asked: list[Sequence[str] | None] = field(default_factory=list)
+    requested: list[Sequence[str] | None] = field(default_factory=list)
 
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
-        self.asked.append(group_ids)
+        self.requested.append(group_ids)
         return await self.queue.overview(group_ids)
 
 
@@ -61,13 +61,13 @@ async def watched(scene: Scenario, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return made
 
 
-async def test_a_page_is_read_and_all_groups_are_told(watched: Watched) -> None:
+async def test_a_page_is_read_and_all_groups_are_reported(watched: Watched) -> None:
     seen = await watched.poll()
     assert seen == await watched.whole()
-    assert [None if page is None else len(page) for page in watched.counted.asked] == [None, PAGE]
+    assert [None if page is None else len(page) for page in watched.counted.requested] == [None, PAGE]
 
 
-async def test_who_is_served_and_who_is_joined_is_told_at_once(watched: Watched) -> None:
+async def test_groups_that_shrink_or_grow_are_reported_at_once(watched: Watched) -> None:
     """A group that is new is known by the next poll."""
     scene = watched.scene
     await scene.pull(1)
@@ -119,9 +119,9 @@ async def test_now_and_then_all_are_read(watched: Watched) -> None:
     await scene.mirror("pull", await scene.register("b"), "m", ROOMY)
     assert "brief" not in (await watched.poll()).groups
     assert (await watched.poll(WHOLE_EVERY_S)).groups["brief"].live == 1
-    assert watched.counted.asked[-1] is None
+    assert watched.counted.requested[-1] is None
     assert (await watched.poll(-2 * WHOLE_EVERY_S)) == await watched.whole()
-    assert watched.counted.asked[-1] is None, "a clock that went back"
+    assert watched.counted.requested[-1] is None, "a clock that was set back"
 
 
 async def test_few_groups_are_read_at_once(scene: Scenario) -> None:
@@ -130,4 +130,4 @@ async def test_few_groups_are_read_at_once(scene: Scenario) -> None:
     polls = QueuePolls(counted)  # type: ignore[arg-type]
     for number in range(3):
         assert await polls.poll(NOW_S + number) == await counted.queue.overview()
-    assert counted.asked == [None] * 3
+    assert counted.requested == [None] * 3

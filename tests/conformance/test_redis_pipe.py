@@ -72,7 +72,7 @@ async def test_opening_works_in_a_task_that_was_cancelled_before(client: redis.R
     assert await task == b"cleanup"
 
 
-async def test_answers_come_to_their_calls_in_order(client: redis.Redis) -> None:
+async def test_answers_reach_their_calls_in_order(client: redis.Redis) -> None:
     pipe = await started(client, LONG_S)
     answers = [pipe.ask("INCR", "pipe:count") if number % 3 else pipe.ask("NOSUCHCOMMAND", number) for number in range(300)]
     found = [await outcome(answer) for answer in answers]
@@ -153,7 +153,7 @@ async def test_stopping_ends_calls_that_wait(client: redis.Redis) -> None:
     assert await outcome(waiting) is redis.ConnectionError
 
 
-async def test_what_waits_is_bounded(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_calls_are_bounded(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = await started(client, LONG_S)
     monkeypatch.setattr(redis_pipe, "CALLS_MAX", 3)
     answers = [pipe.ask("ECHO", "x") for _ in range(3)]

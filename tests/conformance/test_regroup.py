@@ -50,11 +50,11 @@ async def test_merged_requests_are_in_the_order_of_acceptance(scene: Scenario) -
     assert await _regroup(scene, "g1", placement("g2", first_deadline_s=50.0, slo_least_s=20.0), "r1", "r3") == [DONE, DONE]
     assert await scene.queue_of() == ["g2"]
     overview = await mirror("overview")
-    assert list(overview.groups) == ["g2"], "a group without requests goes"
+    assert list(overview.groups) == ["g2"], "a group without requests is removed"
     assert (overview.groups["g2"].first_deadline_s, overview.groups["g2"].slo_least_s) == (50.0, 20.0)
     assert list(await scene.pull()) == ["r1", "r2", "r3", "r4"]
     kinds = [entry.kind for entry in await mirror("read_control", "a", "0", 0)]
-    assert kinds == [ControlKind.WAKE, ControlKind.WAKE, ControlKind.HEAD_CHANGED], "the head went"
+    assert kinds == [ControlKind.WAKE, ControlKind.WAKE, ControlKind.HEAD_CHANGED], "the head changed"
 
 
 async def test_a_source_with_running_requests_is_kept_until_they_end(scene: Scenario) -> None:

@@ -63,7 +63,7 @@ class Load:
             await self.queue.emit(agent.role, [emission(request, 0, [number, 7])])
             self._acknowledge(name, "emitted")
             if number % 3 == 1:
-                continue  # stays running: the next pull of this instance starts on what comes after it
+                continue  # stays running: the next pull of this instance starts on the requests after it
             assert await self.queue.complete(agent.role, [completion(request, 2)]) == [StepStatus.DONE]
             self._acknowledge(name, "completed")
 
@@ -83,7 +83,7 @@ class Load:
 
 @pytest.fixture
 def slow_fsync(tmp_path: Path) -> tuple[list[str], Path]:
-    """A launcher under which every fsync takes 20 ms longer, and the file that tells that it did."""
+    """A launcher under which every fsync takes 20 ms longer, and the file that records it."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler to build the shim that slows fsync")

@@ -1,6 +1,6 @@
 """Engines under test, each with what a test needs beside the port: models, requests whose answers have a known length, and what it can do.
 
-Another engine joins with one entry of `SUBJECTS`: a class with the attributes of `Subject` that takes the limits a test sets (`Limits`),
+Another engine is added with one entry of `SUBJECTS`: a class with the attributes of `Subject` that takes the limits a test sets (`Limits`),
 and the `Can`s that it has. A test says what it needs with `@needs(Can...)` and is skipped where the engine cannot do it; without a mark
 it is for all.
 """
@@ -27,19 +27,19 @@ from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES
 
 
 class Can(Enum):
-    """What not every engine can do."""
+    """Features that not every engine has."""
 
-    SWAP = "swap"  # serves two models in turn, and tells their tiers
+    SWAP = "swap"  # serves two models in turn, and reports their tiers
     STAGE = "stage"  # loads a model to warm it, which takes longer than a few steps
     OFFLOAD = "offload"  # moves KV to host memory
     HALT = "halt"  # generates nothing in a pause, where others only hold it back
-    POLICY = "policy"  # asks an engine policy
+    POLICY = "policy"  # consults an engine policy
     LIMIT = "limit"  # can be made with the KV, the batch and the host memory that a test wants, and with little of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How small a test wants an engine: 0 for as it comes. `host_models`: models whose weights host memory holds; `host_kv_tokens`: KV that
+    """How small a test wants an engine: 0 for its default. `host_models`: models whose weights host memory holds; `host_kv_tokens`: KV that
     it holds beside them."""
 
     kv_capacity_tokens: int = 0
@@ -119,7 +119,7 @@ def needs(*wanted: Can) -> pytest.MarkDecorator:
 
 @dataclass
 class Collected:
-    """All that an engine told of one run. `output`: token ids, or pieces of text from an engine that tells only that."""
+    """All that an engine reported of one run. `output`: token ids, or pieces of text from an engine that reports only that."""
 
     output: list[int | str] = field(default_factory=list)
     logprobs: bytes = b""
@@ -192,7 +192,7 @@ def request(
     after: Sequence[int | str] = (),
     **fields: object,
 ) -> EngineRequest:
-    """A run of the first model, unless another is named, that goes on after the output `after`."""
+    """A run of the first model, unless another is named, that continues after the output `after`."""
     if after:
         fields["produced"] = b"".join(token.to_bytes(TOKEN_BYTES, "little") for token in after if isinstance(token, int))
         fields["produced_pieces"] = tuple(piece for piece in after if isinstance(piece, str))
@@ -200,7 +200,7 @@ def request(
 
 
 async def undisturbed(subject: Subject, reader: Reader, run_id: str = "undisturbed", *, model: str = "", answer: int = 30) -> Collected:
-    """What a request gives that nothing happens to."""
+    """Output of a request that nothing happens to."""
     await subject.engine.add(request(subject, run_id, model=model, answer=answer))
     (run,) = await reader.ends(run_id)
     assert run.ended is not None

@@ -27,18 +27,18 @@ async def test_an_offloaded_run_is_silent_and_uses_no_kv_while_others_go_on(subj
     before = subject.engine.stats()
     assert list(await subject.engine.offload(["out"])) == ["out"]
     await reader.for_s(0.05)  # what it made before
-    told, others = reader.made("out"), reader.made("on")
+    reported, others = reader.made("out"), reader.made("on")
     after = subject.engine.stats()
     assert (after.running, after.waiting, after.offloaded) == (1, 0, 1)
     assert after.kv_used_tokens < before.kv_used_tokens - 500
     assert 805 <= after.host_kv_used_tokens <= 805 + 600
     await reader.until_made(others + 50, "on")
-    assert reader.made("out") == told
+    assert reader.made("out") == reported
     assert reader.runs["out"].ended is None
 
 
 @pytest.mark.parametrize("times", [1, 4])
-async def test_a_restored_run_goes_on_exactly(subject: Subject, reader: Reader, times: int) -> None:
+async def test_a_restored_run_continues_exactly(subject: Subject, reader: Reader, times: int) -> None:
     whole = await undisturbed(subject, reader, answer=500)
     await subject.engine.add(request(subject, "r", answer=500))
     for number in range(times):
@@ -53,22 +53,22 @@ async def test_a_restored_run_goes_on_exactly(subject: Subject, reader: Reader, 
     assert (stats.offloaded, stats.host_kv_used_tokens, stats.kv_used_tokens, stats.preemptions) == (0, 0, 0, 0)
 
 
-async def test_what_it_made_before_is_told_while_it_is_away(subject: Subject, reader: Reader) -> None:
+async def test_earlier_output_is_reported_while_it_is_away(subject: Subject, reader: Reader) -> None:
     whole = await undisturbed(subject, reader, answer=500)
     await subject.engine.add(request(subject, "r", answer=500))
     await reader.until_made(1, "r")
     await asyncio.sleep(0.03)  # the engine makes more, which nobody reads yet
     assert list(await subject.engine.offload(["r"])) == ["r"]
     await reader.for_s(0.05)
-    told = reader.made("r")
-    assert told > 1
+    reported = reader.made("r")
+    assert reported > 1
     await subject.engine.restore(["r"])
-    await reader.until_made(told + 1, "r")
+    await reader.until_made(reported + 1, "r")
     (run,) = await reader.ends("r")
     assert run.output == whole.output
 
 
-async def test_only_who_decodes_is_offloaded(start: Start, subject: Subject, reader: Reader) -> None:
+async def test_only_decoding_runs_are_offloaded(start: Start, subject: Subject, reader: Reader) -> None:
     await undisturbed(subject, reader, "ended")
     await subject.engine.add(request(subject, "aborted", answer=500))
     await subject.engine.add(request(subject, "runs", number=2, answer=500))
@@ -80,7 +80,7 @@ async def test_only_who_decodes_is_offloaded(start: Start, subject: Subject, rea
 
 
 @needs(Can.LIMIT)
-async def test_who_waits_is_not_offloaded_and_goes_on_as_it_was(start: Start) -> None:
+async def test_a_waiting_run_is_not_offloaded_and_continues_as_it_was(start: Start) -> None:
     subject = await start(Limits(batch_max=1))
     reader = Reader(subject)
     await subject.engine.add(request(subject, "runs", answer=200))
@@ -92,7 +92,7 @@ async def test_who_waits_is_not_offloaded_and_goes_on_as_it_was(start: Start) ->
 
 
 @needs(Can.LIMIT)
-async def test_a_seat_that_is_left_is_taken_by_who_waits(start: Start) -> None:
+async def test_a_free_seat_is_taken_by_a_waiting_run(start: Start) -> None:
     subject = await start(Limits(batch_max=1))
     reader = Reader(subject)
     await subject.engine.add(request(subject, "first", answer=600))
@@ -109,7 +109,7 @@ async def test_a_seat_that_is_left_is_taken_by_who_waits(start: Start) -> None:
 
 
 @needs(Can.LIMIT)
-async def test_kv_that_is_left_is_taken_by_who_waits(start: Start) -> None:
+async def test_free_kv_is_taken_by_a_waiting_run(start: Start) -> None:
     subject = await start(Limits(kv_capacity_tokens=640))
     reader = Reader(subject)
     await subject.engine.add(request(subject, "first", prompt=400, answer=200))
@@ -126,7 +126,7 @@ async def test_kv_that_is_left_is_taken_by_who_waits(start: Start) -> None:
 
 
 @needs(Can.LIMIT)
-async def test_host_memory_bounds_what_is_offloaded(start: Start) -> None:
+async def test_host_memory_bounds_offloading(start: Start) -> None:
     subject = await start(Limits(host_kv_tokens=1000))
     reader = Reader(subject)
     names = ["a", "b", "c"]

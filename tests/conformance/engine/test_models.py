@@ -65,7 +65,7 @@ async def test_each_model_answers_for_itself_where_one_takes_the_others_place(st
 
 
 @needs(Can.STAGE)
-async def test_warming_goes_on_beside_the_running_batch(subject: Subject, reader: Reader) -> None:
+async def test_warming_proceeds_beside_the_running_batch(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "r", answer=1000))
     warming = asyncio.create_task(subject.engine.load_model(subject.models[1], Tier.WARM))
     await reader.until(lambda: "r" in reader.runs and len(reader.runs["r"].outputs) > 2)
@@ -88,7 +88,7 @@ async def test_repeated_loads_change_nothing(subject: Subject, reader: Reader) -
 
 
 @needs(Can.LIMIT)
-async def test_what_host_memory_does_not_hold_is_cold(start: Start) -> None:
+async def test_a_model_that_host_memory_does_not_hold_is_cold(start: Start) -> None:
     subject = await start(Limits(host_models=1.5))
     first, second = subject.models[:2]
     await subject.engine.load_model(second, Tier.ACTIVE)

@@ -7,7 +7,7 @@ import asyncio
 from .subjects import Can, Reader, Subject, needs, request, undisturbed
 
 
-async def test_a_pause_stops_output_and_resume_goes_on(subject: Subject, reader: Reader) -> None:
+async def test_a_pause_stops_output_and_resume_continues_it(subject: Subject, reader: Reader) -> None:
     whole = await undisturbed(subject, reader, answer=300)
     await subject.engine.add(request(subject, "r", answer=300))
     await reader.until_made(1, "r")

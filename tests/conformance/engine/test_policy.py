@@ -1,4 +1,4 @@
-"""The policy inside an engine: it decides who is admitted, who is preempted, and is asked again when it says so."""
+"""The policy inside an engine: it decides who is admitted, who is preempted, and is consulted again when it says so."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ pytestmark = needs(Can.POLICY, Can.LIMIT)
 
 
 class Recorded(FirstComeFirstServed):
-    """Remembers what it was asked."""
+    """Remembers the questions."""
 
     def __init__(self) -> None:
         self.shown: list[SequenceView] = []
-        self.asked_for_victims = 0
+        self.victims_calls = 0
 
     def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
         self.shown += map(copy, waiting)
         return super().order(now_s, waiting, running)
 
     def victims(self, now_s: float, running: Sequence[SequenceView]) -> Sequence[str]:
-        self.asked_for_victims += 1
+        self.victims_calls += 1
         return super().victims(now_s, running)
 
 
@@ -49,7 +49,7 @@ class FirstIsVictim(FirstComeFirstServed):
 
 
 class Delayed(FirstComeFirstServed):
-    """First come first served until `turn_s`, last come from then on: it must be asked again by then, though nothing else happened."""
+    """First come first served until `turn_s`, last come from then on: it must be consulted again by then, though nothing else happened."""
 
     turn_s: float | None = None
 
@@ -63,7 +63,7 @@ class Delayed(FirstComeFirstServed):
         return self.turn_s if now_s < self.turn_s else None
 
 
-async def test_it_sees_what_the_request_says(start: Start) -> None:
+async def test_it_sees_the_fields_of_the_request(start: Start) -> None:
     policy = Recorded()
     subject = await start(Limits(policy=policy))
     reader = Reader(subject)
@@ -71,7 +71,7 @@ async def test_it_sees_what_the_request_says(start: Start) -> None:
     await reader.ends("r")
     (view,) = policy.shown
     assert (view.run_id, view.prompt_tokens, view.produced_tokens, view.deadline_s, view.priority) == ("r", 25, 0, 1e9, 3)
-    assert policy.asked_for_victims == 0
+    assert policy.victims_calls == 0
 
 
 async def test_it_orders_those_that_wait(start: Start) -> None:
@@ -84,7 +84,7 @@ async def test_it_orders_those_that_wait(start: Start) -> None:
     assert order == ["first", "soon", "middle", "late"]
 
 
-async def test_it_preempts_for_who_is_more_urgent_and_output_stays_exact(start: Start) -> None:
+async def test_it_preempts_for_a_more_urgent_request_and_output_stays_exact(start: Start) -> None:
     subject = await start(Limits(policy=ByPriority(), batch_max=1))
     reader = Reader(subject)
     await subject.engine.add(request(subject, "alone", priority=5, answer=400))
@@ -110,7 +110,7 @@ async def test_it_chooses_the_victims_when_kv_is_short(start: Start) -> None:
     assert ends[0] != "r0", "the oldest kept its KV"
 
 
-async def test_it_is_asked_again_when_it_said(start: Start) -> None:
+async def test_it_is_consulted_again_when_it_said(start: Start) -> None:
     policy = Delayed()
     subject = await start(Limits(policy=policy, batch_max=1))
     reader = Reader(subject)
@@ -119,5 +119,5 @@ async def test_it_is_asked_again_when_it_said(start: Start) -> None:
     await subject.engine.add(request(subject, "third", number=3))
     runs = await reader.ends("first", "second", "third")
     assert policy.turn_s is not None
-    assert runs[0].outputs[-1].last_s > policy.turn_s, "the test is too quick to tell"
+    assert runs[0].outputs[-1].last_s > policy.turn_s, "the test is too quick to show it"
     assert runs[2].outputs[0].first_s < runs[1].outputs[0].first_s

@@ -31,7 +31,7 @@ async def test_times_go_forward(subject: Subject, reader: Reader) -> None:
     assert len({output.started_s for output in run.outputs}) == 1
 
 
-async def test_first_token_comes_before_the_rest(subject: Subject, reader: Reader) -> None:
+async def test_first_token_arrives_before_the_rest(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "r", answer=200))
     await reader.until_made(1, "r")
     assert reader.runs["r"].outputs[0].finish is None
@@ -64,16 +64,16 @@ async def test_a_run_that_had_all_its_tokens_only_ends(subject: Subject, reader:
     assert again.outputs[-1].finish is subject.finish
 
 
-async def test_an_aborted_run_goes_on_from_what_was_told(subject: Subject, reader: Reader) -> None:
+async def test_an_aborted_run_continues_from_the_reported_output(subject: Subject, reader: Reader) -> None:
     whole = await undisturbed(subject, reader, answer=400)
-    told: list[int | str] = []
+    reported: list[int | str] = []
     for attempt, at_least in enumerate((1, 50, 51, 200, 400)):
-        await subject.engine.add(request(subject, f"a{attempt}", answer=400, after=told))
-        await reader.until_made(max(1, at_least - len(told)), f"a{attempt}")
+        await subject.engine.add(request(subject, f"a{attempt}", answer=400, after=reported))
+        await reader.until_made(max(1, at_least - len(reported)), f"a{attempt}")
         await subject.engine.abort([f"a{attempt}"])
-        told += reader.runs[f"a{attempt}"].output
-        assert told == whole.output[: len(told)], f"after attempt {attempt}"
-    assert told == whole.output
+        reported += reader.runs[f"a{attempt}"].output
+        assert reported == whole.output[: len(reported)], f"after attempt {attempt}"
+    assert reported == whole.output
     assert reader.runs["a4"].outputs[-1].finish is subject.finish
 
 
@@ -96,7 +96,7 @@ async def test_the_context_cuts(subject: Subject, reader: Reader) -> None:
     assert run.outputs[-1].finish is FinishReason.LENGTH
 
 
-async def test_what_cannot_be_served_fails_by_itself(subject: Subject, reader: Reader) -> None:
+async def test_a_request_that_cannot_be_served_fails_by_itself(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "long", prompt=subject.context_tokens))
     await subject.engine.add(request(subject, "other", model="not-active"))
     await subject.engine.add(request(subject, "good"))
@@ -130,7 +130,7 @@ async def test_a_run_aborted_before_anything_was_read(subject: Subject, reader: 
 
 
 @needs(Can.LIMIT)
-async def test_stats_count_what_runs_and_what_waits(start: Start) -> None:
+async def test_stats_count_running_and_waiting_requests(start: Start) -> None:
     subject = await start(Limits(batch_max=4))
     reader = Reader(subject)
     names = [f"r{number}" for number in range(10)]
