@@ -56,7 +56,7 @@ def expected_tokens(prompt: list[int], count: int) -> list[int]:
 
 
 def piece_of(token: int) -> str:
-    """The test agent's text of a token, where it tells only that: one byte to four."""
+    """The test agent's text of a token, where it reports only that: one byte to four."""
     return chr(ord("a") + token % 26) * (1 + token % 4)
 
 
@@ -89,7 +89,7 @@ class Running:
 
 
 class ScriptedAgent:
-    """Places and serves everything in order, through the port. Tokens come when a test says so (`step`) or by themselves (`run`)."""
+    """Places and serves everything in order, through the port. Tokens are made when a test says so (`step`) or by themselves (`run`)."""
 
     def __init__(self, queue: RedisQueue) -> None:
         self.queue = queue
@@ -126,8 +126,8 @@ class ScriptedAgent:
             self.running[pulled.queue_id] = Running(pulled, request, answer, len(pulled.progress) // 4)
 
     async def step(self, count: int = 1) -> None:
-        """So many more tokens of every running request, in one frame each; ends those that have none left. What the queue did not take (it
-        raises Unavailable) comes again the next time."""
+        """So many more tokens of every running request, in one frame each; ends those that have none left. Frames the queue refused (it
+        raises Unavailable) are sent again the next time."""
         emitting, emissions, completions = list[Running](), list[Emission](), []
         for running in self.running.values():
             tokens = running.answer[running.sent : running.sent + count]
@@ -192,7 +192,7 @@ class ScriptedAgent:
         self.running.clear()
 
     async def run(self, pause_s: float = 0.002) -> None:
-        """Serves until it is cancelled; goes on when the server comes back."""
+        """Serves until it is cancelled; continues when the server is back."""
         while True:
             with suppress(Unavailable):
                 await self.start_all()
@@ -310,5 +310,5 @@ async def open_rig(state_dir: Path, bounds: Bounds | None = None) -> AsyncIterat
         await server.stop()
 
 
-def joined(chunks: Iterable[tuple[int, ...]]) -> list[int]:
+def concatenated(chunks: Iterable[tuple[int, ...]]) -> list[int]:
     return [token for chunk in chunks for token in chunk]

@@ -63,7 +63,7 @@ async def until_state(rig: Rig, request_id: str, *states: RequestState | None) -
 
 
 async def events_of(answer: aiohttp.ClientResponse, count: int | None = None) -> list[tuple[str, str]]:
-    """(id, data) of the next events, or of all that come."""
+    """(id, data) of the next events, or of all that arrive."""
     found: list[tuple[str, str]] = []
     while (count is None or len(found) < count) and (block := (await answer.content.readuntil(b"\n\n")).decode()):
         fields = dict(line.split(": ", 1) for line in block.strip().split("\n") if not line.startswith(":"))

@@ -20,7 +20,7 @@ FAST_SYNC = ("--repl-diskless-sync-delay", "0", "--repl-timeout", "10")
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Waits, and asks on while nobody answers."""
+    """Waits, and tries again while nobody answers."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
         try:
@@ -32,7 +32,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
         await asyncio.sleep(0.05)
 
 
-async def told(port: int, *command: Any) -> Any:
+async def execute(port: int, *command: Any) -> Any:
     """One command to a server, answered as it writes it."""
     async with redis.Redis(port=port, protocol=2, socket_timeout=2.0) as client:
         client.response_callbacks.clear()
@@ -76,7 +76,7 @@ class Sentinels:
 
     async def primary(self) -> Server:
         """The one that most Sentinels name."""
-        named = [(await told(each.port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"))[1] for each in self._sentinels]
+        named = [(await execute(each.port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"))[1] for each in self._sentinels]
         port = int(max(named, key=named.count))
         return next(server for server in self.servers if server.port == port)
 
@@ -87,7 +87,7 @@ class Sentinels:
     async def another_leads(self, than: Server) -> None:
         async def promoted() -> bool:
             primary = await self.primary()
-            return primary is not than and b"role:master" in await told(primary.port, "INFO", "replication")
+            return primary is not than and b"role:master" in await execute(primary.port, "INFO", "replication")
 
         await until(promoted, "another server is promoted")
 
@@ -101,10 +101,10 @@ class Sentinels:
         await until(ready, "the replicas follow the primary")
 
     async def _follow(self, primary: Server) -> bool:
-        return bool((await told(primary.port, "INFO", "replication")).count(b"state=online") == 2)
+        return bool((await execute(primary.port, "INFO", "replication")).count(b"state=online") == 2)
 
     async def _knows_all(self, sentinel: Server) -> bool:
-        flat = await told(sentinel.port, "SENTINEL", "MASTER", "main")
+        flat = await execute(sentinel.port, "SENTINEL", "MASTER", "main")
         found = dict(zip(flat[::2], flat[1::2], strict=True))
         return (found[b"num-slaves"], found[b"num-other-sentinels"], found[b"flags"]) == (b"2", b"2", b"master")
 
@@ -124,15 +124,15 @@ class Cluster:
         buses = [free_port() for _ in self.nodes]
         for node, bus, first, end in zip(self.nodes, buses, bounds, bounds[1:], strict=False):
             node.start("--cluster-enabled", "yes", "--cluster-port", str(bus), "--cluster-node-timeout", "2000")
-            await told(node.port, "CLUSTER", "ADDSLOTSRANGE", first, end - 1)
+            await execute(node.port, "CLUSTER", "ADDSLOTSRANGE", first, end - 1)
         for node, bus in zip(self.nodes[1:], buses[1:], strict=True):
-            await told(self.nodes[0].port, "CLUSTER", "MEET", "127.0.0.1", node.port, bus)
+            await execute(self.nodes[0].port, "CLUSTER", "MEET", "127.0.0.1", node.port, bus)
 
-        async def joined() -> bool:
-            states = [await told(node.port, "CLUSTER", "INFO") for node in self.nodes]
+        async def whole() -> bool:
+            states = [await execute(node.port, "CLUSTER", "INFO") for node in self.nodes]
             return all(b"cluster_state:ok" in state and b"cluster_known_nodes:3" in state for state in states)
 
-        await until(joined, "the Cluster is whole")
+        await until(whole, "the Cluster is whole")
 
     def stop(self) -> None:
         for node in self.nodes:

@@ -168,7 +168,7 @@ async def test_files_and_lines_have_bounds(rig: Rig, place: str) -> None:
         assert purpose.value.param == "purpose"
 
 
-async def test_another_gateway_goes_on_and_no_line_is_answered_twice(rig: Rig, place: str) -> None:
+async def test_another_gateway_continues_and_no_line_is_answered_twice(rig: Rig, place: str) -> None:
     bounds = {"in_flight_max": 16}
     first, second = [await gateway_of(rig, place, batches=bounds) for _ in range(2)]
     async with client_of(first.gateway.http_url) as client:
@@ -191,7 +191,7 @@ async def test_another_gateway_goes_on_and_no_line_is_answered_twice(rig: Rig, p
     assert (await rig.queue.overview()).accepted_count == 100
 
 
-async def test_a_cancelled_batch_keeps_what_was_answered(rig: Rig, place: str) -> None:
+async def test_a_cancelled_batch_keeps_its_answers(rig: Rig, place: str) -> None:
     async with opened(rig, place, batches={"in_flight_max": 8}) as client:
         created = await batch_of(client, lines_of(50))
         serving = asyncio.create_task(rig.agent.run(0.05))

@@ -1,4 +1,4 @@
-"""What a client is told of its request: at acceptance, by its status, on its stream while it waits, and when it is refused."""
+"""Predictions that a client has of its request: at acceptance, by its status, on its stream while it waits, and when it is refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check(prediction: Prediction | None) -> Prediction:
     return prediction
 
 
-async def test_acceptance_and_status_tell_when_it_starts_and_ends_and_how_likely_it_is_late(rig: Rig) -> None:
+async def test_acceptance_and_status_predict_when_it_starts_and_ends_and_how_likely_it_is_late(rig: Rig) -> None:
     gateway = await looking(rig)
     async with qlm.AsyncClient(gateway.address) as client:
         accepted = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r")
@@ -91,7 +91,7 @@ async def test_acceptance_and_status_tell_when_it_starts_and_ends_and_how_likely
         assert (repeated.duplicate, repeated.prediction) == (True, None)
 
 
-async def test_one_that_is_sent_again_is_told_by_the_place_that_it_has(rig: Rig) -> None:
+async def test_a_prediction_for_one_sent_again_is_by_its_place(rig: Rig) -> None:
     gateway = await looking(rig)
     async with qlm.AsyncClient(gateway.address) as client:
         for number in range(5):
@@ -108,8 +108,8 @@ async def test_one_that_is_sent_again_is_told_by_the_place_that_it_has(rig: Rig)
         assert check((await client.submit(MODEL, PROMPT, request_id="new")).prediction).requests_ahead == 5
 
 
-async def test_one_that_waits_again_is_told_what_it_has_left(rig: Rig) -> None:
-    """Broken off after 280 of 300 tokens: it is told a later end than it had left, and an earlier one than a new request."""
+async def test_a_prediction_for_one_that_waits_again_is_for_its_rest(rig: Rig) -> None:
+    """Broken off after 280 of 300 tokens: its predicted end is later than while it ran, and earlier than a new request's."""
     gateway = await looking(rig)
     async with qlm.AsyncClient(gateway.address) as client:
         for name in ("r", "new"):
@@ -129,8 +129,8 @@ async def test_one_that_waits_again_is_told_what_it_has_left(rig: Rig) -> None:
         assert 0.0 < own_s < 0.5 * (before.completion_p50_s - before.wait_p50_s)
         sent_again = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=300, request_id="r")
         assert (sent_again.duplicate, sent_again.state) == (True, RequestState.PLACED)
-        told = check(sent_again.prediction)
-        assert told.completion_p50_s - told.wait_p50_s == pytest.approx(own_s, rel=0.05)
+        found = check(sent_again.prediction)
+        assert found.completion_p50_s - found.wait_p50_s == pytest.approx(own_s, rel=0.05)
 
 
 async def test_the_command_shows_when_it_starts_and_ends(rig: Rig) -> None:
@@ -178,7 +178,7 @@ async def test_a_hint_of_the_command_line_reaches_the_gateway_and_is_cut_to_the_
 
 
 async def test_pieces_of_text_are_counted_as_tokens(rig: Rig) -> None:
-    """From an engine that tells only text: what is stored of it is no four bytes a token."""
+    """From an engine that reports only text: its stored output is no four bytes a token."""
     gateway = await looking(rig)
     rig.agent.text_output = True
     async with qlm.AsyncClient(gateway.address) as client:
@@ -193,66 +193,66 @@ async def test_pieces_of_text_are_counted_as_tokens(rig: Rig) -> None:
             check(running.prediction)
 
 
-async def test_a_stream_tells_its_outlook_while_it_waits_and_not_after(rig: Rig) -> None:
+async def test_a_stream_reports_its_outlook_while_it_waits_and_not_after(rig: Rig) -> None:
     gateway = await looking(rig)
-    told: list[Outlook] = []
+    outlooks: list[Outlook] = []
     async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
-        stream = client.generate(MODEL, PROMPT, slo_s=600.0, max_tokens=4, outlook_every_s=1.0, on_outlook=told.append)
+        stream = client.generate(MODEL, PROMPT, slo_s=600.0, max_tokens=4, outlook_every_s=1.0, on_outlook=outlooks.append)
         assert stream.prediction is None
         await stream.wait_accepted()
         first = check(stream.prediction)
         reading = asyncio.create_task(_read(stream))
-        while not told:
+        while not outlooks:
             await asyncio.sleep(0.02)
-        assert [outlook.state for outlook in told] == [RequestState.ACCEPTED]
-        assert stream.prediction is told[-1].prediction is not first
+        assert [outlook.state for outlook in outlooks] == [RequestState.ACCEPTED]
+        assert stream.prediction is outlooks[-1].prediction is not first
         await rig.agent.place()
-        while RequestState.PLACED not in {outlook.state for outlook in told}:
+        while RequestState.PLACED not in {outlook.state for outlook in outlooks}:
             await asyncio.sleep(0.02)
-        check(told[-1].prediction)
+        check(outlooks[-1].prediction)
         rig.serve()
         assert await reading == 4
         assert stream.prediction is None
         assert stream.result is not None
 
 
-async def test_a_stream_tells_its_outlook_when_it_waits_again_and_then_the_rest(rig: Rig) -> None:
+async def test_a_stream_reports_its_outlook_when_it_waits_again_and_then_the_rest(rig: Rig) -> None:
     gateway = await looking(rig)
-    told: list[Outlook] = []
+    outlooks: list[Outlook] = []
     async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
-        stream = client.generate(MODEL, PROMPT, slo_s=600.0, max_tokens=300, outlook_every_s=1.0, on_outlook=told.append)
+        stream = client.generate(MODEL, PROMPT, slo_s=600.0, max_tokens=300, outlook_every_s=1.0, on_outlook=outlooks.append)
         await stream.wait_accepted()
         reading = asyncio.create_task(_read(stream))
         await rig.agent.start_all()
         await rig.agent.step(280)
         while stream.prediction is not None:
             await asyncio.sleep(0.02)
-        told.clear()
+        outlooks.clear()
         await rig.agent.evict_all()
-        while not told:
+        while not outlooks:
             await asyncio.sleep(0.02)
-        assert told[0].state is RequestState.PLACED
-        assert stream.prediction is told[-1].prediction
+        assert outlooks[0].state is RequestState.PLACED
+        assert stream.prediction is outlooks[-1].prediction
         check(stream.prediction)
         rig.serve()
         assert await reading == 300
         assert stream.prediction is None
 
 
-async def test_a_stream_of_an_accepted_request_tells_it_too_and_one_that_did_not_ask_does_not(rig: Rig) -> None:
+async def test_a_stream_of_an_accepted_request_reports_it_too_but_only_on_request(rig: Rig) -> None:
     gateway = await looking(rig)
-    told: list[Outlook] = []
+    outlooks: list[Outlook] = []
     async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
         await client.submit(MODEL, PROMPT, max_tokens=4, request_id="r")
-        asking = client.stream("r", outlook_every_s=1.0, on_outlook=told.append)
-        silent_told: list[Outlook] = []
-        silent = client.stream("r", on_outlook=silent_told.append)
-        readers = [asyncio.create_task(_read(stream)) for stream in (asking, silent)]
-        while len(told) < 2:
+        attentive = client.stream("r", outlook_every_s=1.0, on_outlook=outlooks.append)
+        silent_outlooks: list[Outlook] = []
+        silent = client.stream("r", on_outlook=silent_outlooks.append)
+        readers = [asyncio.create_task(_read(stream)) for stream in (attentive, silent)]
+        while len(outlooks) < 2:
             await asyncio.sleep(0.02)
         rig.serve()
         assert await asyncio.gather(*readers) == [4, 4]
-        assert silent_told == []
+        assert silent_outlooks == []
 
 
 async def _read(stream: qlm.TokenStream) -> int:
@@ -269,7 +269,7 @@ async def test_an_absurd_pace_is_refused(rig: Rig, every_s: float) -> None:
             assert raised.value.details["field"] == "outlook_every_s"
 
 
-async def test_a_refused_request_is_told_when_to_come_again(tmp_path: Path) -> None:
+async def test_a_refused_request_learns_when_to_retry(tmp_path: Path) -> None:
     async with open_rig(tmp_path, Bounds(queue_max=100, tenant_max=2, class_max=50)) as rig:
         gateway = await looking(rig)
         async with qlm.AsyncClient(gateway.address) as client:

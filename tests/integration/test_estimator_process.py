@@ -98,7 +98,7 @@ async def test_a_standby_answers_and_takes_over(server: EmbeddedServer, rig: Rig
     await standby.stop()
 
 
-async def test_a_restart_keeps_what_waslearned(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
+async def test_a_restart_keeps_learned_profiles(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
     await rig.serve(50, 77)
     await learned(estimator, 48)
     await estimator.stop()
@@ -203,7 +203,7 @@ async def test_outlives_the_queue_server(server: EmbeddedServer, rig: Rig, estim
     async def unhealthy() -> bool:
         return not await estimator.healthy()
 
-    await until(unhealthy, "health tells that the server is away")
+    await until(unhealthy, "health reports that the server is away")
     with pytest.raises(Unavailable):
         await estimator.profiles()
     await server.start()
@@ -216,12 +216,12 @@ async def test_stops_while_it_waits_for_the_server(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/nobody.sock"
     process = EstimatorProcess(config_of(url), RedisQueue(url, call_timeout_s=0.2), EstimatorMetrics())
     stop = asyncio.Event()
-    told: list[str] = []
-    task = asyncio.create_task(process.run(stop, told.append))
+    announced: list[str] = []
+    task = asyncio.create_task(process.run(stop, announced.append))
     await asyncio.sleep(0.3)
     stop.set()
     await asyncio.wait_for(task, PATIENCE_S)
-    assert told == []
+    assert announced == []
 
 
 def test_a_model_without_profile_is_refused_at_start() -> None:
@@ -233,14 +233,14 @@ def test_a_model_without_profile_is_refused_at_start() -> None:
 async def test_calibration_is_reported_by_depth(rig: Rig, estimator: Estimator) -> None:
     await rig.accept(12)
     pulled = await rig.pull()
-    told = [
+    reports = [
         RequestEvent(
             kind=EVENT_KIND_PREDICTED, queue_id=each.queue_id, model="chat", gpu="A100-80GB", n_gpu=1, instance=A100.name,
             requests_ahead=number, predicted_p50_s=3_000.0, predicted_p90_s=4_000.0, predicted_p99_s=5_000.0,
         ).SerializeToString()
         for number, each in enumerate(pulled)
     ]  # fmt: skip
-    await rig.queue.report(told)
+    await rig.queue.report(reports)
     await rig.complete(pulled, 10)
 
     async def judged() -> bool:

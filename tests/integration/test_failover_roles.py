@@ -1,4 +1,4 @@
-"""Planners and estimators as real processes, two of each: killed, paused and stopped; the other one goes on."""
+"""Planners and estimators as real processes, two of each: killed, paused and stopped; the other one continues."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Pair:
 
         await until(found, f"{member.name} logs {event}")
 
-    # What the role is for ---------------------------------------------------------------------------------------------
+    # Work of the role -------------------------------------------------------------------------------------------------
 
     async def submit(self, count: int = 20) -> None:
         for _ in range(count):
@@ -133,7 +133,7 @@ class Pair:
             )
 
     async def works(self) -> None:
-        """The leader does its work: all is placed, or new profiles come."""
+        """The leader does its work: all is placed, or new profiles arrive."""
         if self.role == "planner":
             await self.submit()
 
@@ -176,14 +176,14 @@ async def test_a_paused_leader_is_fenced_and_a_killed_one_is_followed(pair: Pair
     first, second = await pair.start(LEASE_S)
     await pair.works()
 
-    # Paused for longer than its lease. What comes meanwhile may have been handed to it already.
+    # Paused for longer than its lease. Requests of that time may have been handed to it already.
     first.process.send_signal(signal.SIGSTOP)
     if pair.role == "planner":
         await pair.submit()
     await pair.led_by(second)
     await pair.works()
 
-    # It wakes up in the belief that it leads, is told otherwise, and stands by again.
+    # It wakes up in the belief that it leads, learns otherwise, and stands by again.
     waited = first.events().count("lease_awaited")
     first.process.send_signal(signal.SIGCONT)
     await pair.logged(first, "lease_awaited", waited + 1)

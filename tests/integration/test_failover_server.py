@@ -1,5 +1,5 @@
-"""The queue's server goes away for longer than a lease, or stands still: nothing is taken from an agent until it had a whole lease period
-to come back, and everything goes on."""
+"""The queue's server is away for longer than a lease, or stands still: nothing is taken from an agent until it had a whole lease period
+to return, and everything continues."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def led(cluster: Cluster, shell: PlannerShell) -> None:
 
 @pytest.mark.parametrize("how", ["paused", "killed"])
 async def test_agents_have_a_lease_period_after_an_outage(cluster: Cluster, server: EmbeddedServer, how: str) -> None:
-    """Every lease ran out meanwhile, the planner's too. All that the agent runs is taken, for it does not come back, but not before a lease
+    """Every lease ran out meanwhile, the planner's too. All that the agent runs is taken, for it does not return, but not before a lease
     period is over."""
     async with cluster.agent("a") as incarnation, cluster.planner() as shell:
         await led(cluster, shell)
@@ -98,7 +98,7 @@ async def test_agents_have_a_lease_period_after_an_outage(cluster: Cluster, serv
         assert await cluster.serve("b") == 40
 
 
-async def test_what_was_held_during_an_outage_is_written_after_it(cluster: Cluster, server: EmbeddedServer) -> None:
+async def test_output_held_during_an_outage_is_written_after_it(cluster: Cluster, server: EmbeddedServer) -> None:
     """Owning a request needs no lease: the agent's has run out, and what it completes meanwhile counts."""
     async with cluster.agent("a"), cluster.planner() as shell:
         await led(cluster, shell)

@@ -22,7 +22,7 @@ STREAMS = 2_000
 CHANNELS = 8
 OUTPUT_TOKENS = 6
 STREAM_BYTES_MAX = 64 << 10
-"""Of memory a stream; measured 28 KB, most of it grpc's."""
+"""Memory a stream; measured 28 KB, most of it grpc's."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def test_thousands_of_streams_on_one_gateway(rig: Rig, tmp_path: Path) -> 
         assert await gateway.metric("qlm_gateway_open_readers") == STREAMS
         for _ in range(OUTPUT_TOKENS - 1):
             await rig.agent.step()
-        # Others come and go while they are open.
+        # Others start and end while they are open.
         async with qlm.AsyncClient(gateway.address) as client:
             newcomer = client.generate(MODEL, [7, 7], max_tokens=OUTPUT_TOKENS)
             await newcomer.wait_accepted()

@@ -22,7 +22,7 @@ from qlm.wire_errors import from_rpc_error
 from qlm_gateway.streams.readers import PIECE_TOKENS
 
 from .gateway_process import gateway_process
-from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, expected_tokens, joined, open_rig, until
+from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, concatenated, expected_tokens, open_rig, until
 
 PROMPT = [5, 6, 7]
 CONTEXT_TOKENS_MAX = 100_000
@@ -44,7 +44,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 class Stalled:
-    """A raw call that reads nothing until it is told to."""
+    """A raw call that reads nothing until a test makes it."""
 
     def __init__(self, channel: grpc.aio.Channel, prompt: list[int], tokens: int) -> None:
         request = Request(model=MODEL, tokens=TokenPrompt(ids=prompt), sampling=SamplingParams(max_tokens=tokens))
@@ -104,7 +104,7 @@ async def test_a_reader_that_stops_reading_is_dropped_and_reads_on_where_it_stan
         await asyncio.gather(*tasks)
         assert [reader.read_tokens for reader in readers] == [reader.expected for reader in readers]
         assert all(reader.ended for reader in readers)
-        assert joined([chunk.token_ids async for chunk in attentive]) == expected_tokens(PROMPT, 4_000)[given:]
+        assert concatenated([chunk.token_ids async for chunk in attentive]) == expected_tokens(PROMPT, 4_000)[given:]
 
 
 async def test_a_stalled_reader_of_a_request_that_ended_reads_its_end_from_the_record(rig: Rig) -> None:
@@ -199,7 +199,7 @@ async def test_memory_stays_flat_while_hundreds_of_readers_do_not_read(rig: Rig,
 
         before = await stream(warm_up)
         grown = await stream(steps) - before
-        # 2.25 million tokens came meanwhile: 9 MB as four bytes each, 80 MB as Python objects.
+        # 2.25 million tokens arrived meanwhile: 9 MB as four bytes each, 80 MB as Python objects.
         assert grown < 5 << 20, f"{grown} bytes more"
         assert await gateway.metric("qlm_gateway_stream_overruns_total") >= readers_count
         assert await gateway.metric("qlm_gateway_buffered_tokens") <= readers_count * step_tokens
@@ -210,4 +210,4 @@ async def test_memory_stays_flat_while_hundreds_of_readers_do_not_read(rig: Rig,
 
 
 async def _tokens_of(stream: qlm.TokenStream) -> list[int]:
-    return joined([chunk.token_ids async for chunk in stream])
+    return concatenated([chunk.token_ids async for chunk in stream])

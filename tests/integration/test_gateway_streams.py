@@ -62,7 +62,7 @@ async def test_the_same_id_is_the_same_request_and_another_body_is_refused(rig: 
             await client.submit(MODEL, [1], request_id="same")
 
 
-async def test_stream_goes_on_at_an_offset_on_another_gateway(rig: Rig) -> None:
+async def test_stream_continues_at_an_offset_on_another_gateway(rig: Rig) -> None:
     one, two = await rig.gateway(), await rig.gateway()
     async with qlm.AsyncClient(one.address) as first, qlm.AsyncClient(two.address) as second:
         stream = first.generate(MODEL, PROMPT, max_tokens=20, request_id="r")
@@ -83,7 +83,7 @@ async def test_stream_goes_on_at_an_offset_on_another_gateway(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("top", [0, 3])
-async def test_logprobs_come_with_their_tokens(rig: Rig, top: int) -> None:
+async def test_logprobs_arrive_with_their_tokens(rig: Rig, top: int) -> None:
     """In frames, from the middle of what is stored while it runs and after its end, and in the result."""
     one, two = await rig.gateway(), await rig.gateway()
     tokens = expected_tokens(PROMPT, 20)
@@ -121,7 +121,7 @@ async def test_logprobs_of_an_answer_longer_than_a_message(rig: Rig) -> None:
 
 
 async def test_text_is_read_from_any_piece(rig: Rig) -> None:
-    """From an engine that tells only text: as it comes, from stored output in the middle, and after the end."""
+    """From an engine that reports only text: as it arrives, from stored output in the middle, and after the end."""
     gateway = await rig.gateway()
     rig.agent.text_output = True
     pieces = [piece_of(token) for token in expected_tokens(PROMPT, 40)]

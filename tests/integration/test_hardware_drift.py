@@ -1,4 +1,4 @@
-"""An instance that begins to run otherwise, and one on GPUs that nobody knows: told in the log, the metrics and the profiles."""
+"""An instance that begins to run otherwise, and one on GPUs that nobody knows: reported in the log, the metrics and the profiles."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ async def leads(rig: Rig, estimator: Estimator) -> None:
     await until(leading, "leadership")
 
 
-async def test_unknown_gpus_are_told_of_and_take_nothing_else_down(rig: Rig, estimator: Estimator) -> None:
+async def test_unknown_gpus_are_reported_and_take_nothing_else_down(rig: Rig, estimator: Estimator) -> None:
     with capture_logs() as logs:
         await rig.start()
         await leads(rig, estimator)
         unknown = replace(A100, name="odd", gpu="B300")
         await rig.queue.register("odd", "nonce", to_body(unknown), 600.0)
 
-        async def told() -> bool:
-            return len(_told(logs)) == 2
+        async def both_reported() -> bool:
+            return len(_unknown_hardware(logs)) == 2
 
-        await until(told, "both pairs")
+        await until(both_reported, "both pairs")
         await rig.serve(10, 40)
         assert (await estimator.profiles()).version > 0
-    assert {(entry["gpu"], entry["model"]) for entry in _told(logs)} == {("B300", "Mistral-7B"), ("B300", "Vicuna-13B")}
+    assert {(entry["gpu"], entry["model"]) for entry in _unknown_hardware(logs)} == {("B300", "Mistral-7B"), ("B300", "Vicuna-13B")}
 
 
-def _told(logs: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
+def _unknown_hardware(logs: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
     return [entry for entry in logs if entry["event"] == "hardware_unknown"]

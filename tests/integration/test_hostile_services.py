@@ -33,7 +33,7 @@ PLANNER = planner_pb2.DESCRIPTOR.services_by_name["Planner"]
 ESTIMATOR = estimator_pb2.DESCRIPTOR.services_by_name["Estimator"]
 AGENT = agent_pb2.DESCRIPTOR.services_by_name["Agent"]
 EMPTY_REQUESTS_REFUSED_MIN = 5
-"""Of a request without fields only bytes that are no message can be refused."""
+"""Only bytes that are no message can be refused of a request without fields."""
 
 
 @dataclass

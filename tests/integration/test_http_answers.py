@@ -135,9 +135,9 @@ async def test_enqueue_poll_and_delete(rig: Rig) -> None:
         assert (placed["state"], placed["result"], placed["position"]) == ("placed", None, 1)
         assert placed["estimated_wait_seconds"].keys() == {"p50", "p90"}
         async with session.post("/v1/chat/completions", json=CHAT, headers={"x-qlm-mode": "enqueue"}) as answer:
-            told = await answer.json()
-            assert float(answer.headers["x-qlm-estimated-wait-seconds"]) == told["estimated_wait_seconds"]["p50"]
-            assert int(answer.headers["x-qlm-position"]) == told["position"] >= 1
+            queued = await answer.json()
+            assert float(answer.headers["x-qlm-estimated-wait-seconds"]) == queued["estimated_wait_seconds"]["p50"]
+            assert int(answer.headers["x-qlm-position"]) == queued["position"] >= 1
         async with session.delete("/v1/requests/second") as answer:
             assert (answer.status, await answer.json()) == (
                 200,
@@ -153,12 +153,12 @@ async def test_enqueue_poll_and_delete(rig: Rig) -> None:
         assert (result.id, result.choices[0].message.content) == ("a/b c", chat_text(6))
         async with session.delete(URL(location, encoded=True)) as answer:
             assert (answer.status, (await answer.json())["state"]) == (200, "completed")
-        # What is erased is as what never was.
-        told = set()
+        # An erased request is answered as one that never was.
+        found = set()
         for method, name in (("GET", "second"), ("DELETE", "second"), ("GET", "a%2Fb%20c"), ("DELETE", "a%2Fb%20c"), ("DELETE", "unknown")):
             async with session.request(method, URL(f"/v1/requests/{name}", encoded=True)) as answer:
-                told.add((answer.status, await answer.text()))
-        ((status, text),) = told
+                found.add((answer.status, await answer.text()))
+        ((status, text),) = found
         assert (status, json.loads(text)["error"]["code"]) == (404, "unknown_request")
 
 
@@ -179,13 +179,13 @@ async def test_a_stream_whose_request_is_deleted_ends_with_an_error(rig: Rig) ->
 
 
 async def test_the_official_client_is_answered_before_it_gives_up(rig: Rig) -> None:
-    """A request that takes longer goes on: its id is in the answer, and the client does not send another one."""
+    """A request that takes longer continues: its id is in the answer, and the client does not send another one."""
     async with opened(rig) as (client, session):
-        with pytest.raises(openai.InternalServerError) as told:
+        with pytest.raises(openai.InternalServerError) as raised:
             await client.with_options(timeout=3.0, max_retries=2).chat.completions.create(**CHAT)
-        request_id = told.value.response.headers["x-request-id"]
-        assert (told.value.status_code, told.value.code) == (504, "still_waiting")
-        assert f"GET /v1/requests/{request_id}" in told.value.message
+        request_id = raised.value.response.headers["x-request-id"]
+        assert (raised.value.status_code, raised.value.code) == (504, "still_waiting")
+        assert f"GET /v1/requests/{request_id}" in raised.value.message
         assert [each.key.request_id for each in (await rig.queue.live_requests("", 10)).requests] == [request_id]
         rig.serve()
         await until_state(rig, request_id, RequestState.COMPLETED)
@@ -204,9 +204,9 @@ async def test_a_client_that_would_give_up_counts_as_one_that_left(rig: Rig) -> 
 async def test_a_ttl_of_llm_d_expires_the_request(rig: Rig) -> None:
     async with opened(rig) as (client, _):
         headers = {"x-llm-d-inference-ttl": "300ms", "Idempotency-Key": "short"}
-        with pytest.raises(openai.InternalServerError) as told:
+        with pytest.raises(openai.InternalServerError) as raised:
             await client.chat.completions.create(**CHAT, extra_headers=headers)
-        assert (told.value.status_code, told.value.code) == (504, "expired")
+        assert (raised.value.status_code, raised.value.code) == (504, "expired")
 
 
 async def test_a_resent_key_is_the_same_request_and_another_body_is_refused(rig: Rig) -> None:
@@ -259,13 +259,13 @@ async def test_objectives(rig: Rig, body: dict[str, object], headers: dict[str, 
 async def test_a_named_tool_is_called_with_the_answer(rig: Rig) -> None:
     rig.serve()
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    asked: Any = {**CHAT, "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    tool_call: Any = {**CHAT, "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
     async with opened(rig) as (client, session):
-        message = (await client.chat.completions.create(**asked)).model_dump()["choices"][0]["message"]
+        message = (await client.chat.completions.create(**tool_call)).model_dump()["choices"][0]["message"]
         (call,) = message["tool_calls"]
         assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": chat_text(6)})
         assert message["content"] is None
-        streamed = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        streamed = [chunk async for chunk in await client.chat.completions.create(**tool_call, stream=True)]
         deltas = [
             each for chunk in streamed for each in ChatCompletionChunk.model_validate(chunk.model_dump()).choices[0].delta.tool_calls or ()
         ]

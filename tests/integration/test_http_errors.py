@@ -176,7 +176,7 @@ async def test_a_request_that_ends_otherwise_is_an_error_of_its_reason(rig: Rig)
         assert broken.value.code == "cancelled"
 
 
-async def test_a_gateway_that_stops_says_so_and_the_stream_goes_on_elsewhere(rig: Rig) -> None:
+async def test_a_gateway_that_stops_says_so_and_the_stream_continues_elsewhere(rig: Rig) -> None:
     one = await http_gateway(rig)
     async with opened(rig) as (_, other), aiohttp.ClientSession(one.gateway.http_url) as session:
         async with session.get("/readiness") as answer:
@@ -238,7 +238,7 @@ async def test_hostile_calls_are_answered_or_refused_and_the_gateway_serves_on(r
 
     await asyncio.to_thread(hammer)
     await asyncio.to_thread(name)
-    # What is no HTTP, or too long, is refused by the library, whose answers have no body of the API.
+    # A message that is no HTTP, or too long, is refused by the library, whose answers have no body of the API.
     for raw in (b"\x16\x03\x01\x00", b"GET / HTTP/9.9\r\n\r\n", b"GET /health HTTP/1.1\r\nHost: " + b"a" * 10_000 + b"\r\n\r\n"):
         reader, writer = await asyncio.open_connection(*host.split(":"))
         writer.write(raw)

@@ -99,7 +99,7 @@ async def test_a_background_response_is_enqueued_and_read_by_its_id(rig: Rig) ->
         ("background", True, "background"),
     ],
 )
-async def test_what_a_chat_cannot_do_is_refused_by_name(rig: Rig, field: str, value: object, param: str) -> None:
+async def test_fields_that_a_chat_lacks_are_refused_by_name(rig: Rig, field: str, value: object, param: str) -> None:
     async with opened(rig) as (client, _):
         with pytest.raises(openai.BadRequestError) as refused:
             await client.responses.create(**ASK, extra_body={field: value, "stream": field == "background"})

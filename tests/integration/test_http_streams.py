@@ -48,7 +48,7 @@ async def test_a_client_that_gives_up_soon_hears_a_comment_sooner(rig: Rig) -> N
             assert await comment_of(answer) == ": keep-alive\n"
 
 
-async def test_comments_hold_the_position_where_a_header_asks_for_it(rig: Rig) -> None:
+async def test_comments_hold_the_position_where_a_header_requests_it(rig: Rig) -> None:
     body, headers = {**CHAT, "stream": True}, {"x-qlm-keep-alive": "position"}
     async with opened(rig, keep_alive_s=1.0) as (client, session), session.post("/v1/chat/completions", json=body) as first:
         await comment_of(first)
@@ -85,7 +85,7 @@ async def test_comments_between_events_do_not_disturb_the_official_client(rig: R
         assert text == chat_text(6)
 
 
-async def test_a_stream_goes_on_at_another_gateway_after_sigkill_with_equal_text(rig: Rig, tmp_path: Path) -> None:
+async def test_a_stream_continues_at_another_gateway_after_sigkill_with_equal_text(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     body = {**CHAT, "max_tokens": 40, **USAGE}
@@ -158,7 +158,7 @@ async def test_a_client_that_leaves_cancels_only_where_a_setting_says_so(rig: Ri
         await until_state(rig, "left", RequestState.CANCELLED if cancels else RequestState.COMPLETED)
 
 
-async def test_a_stream_that_is_left_goes_on_and_its_reader_is_let_go(rig: Rig) -> None:
+async def test_a_stream_that_is_left_continues_and_its_reader_is_released(rig: Rig) -> None:
     gateway = await http_gateway(rig, cancel_on_disconnect=True)
     async with aiohttp.ClientSession(gateway.gateway.http_url) as session:
         async with session.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers={"Idempotency-Key": "left"}) as answer:

@@ -267,7 +267,7 @@ async def test_a_revoked_key_ends_its_streams_and_no_other(door: Door) -> None:
             await acme.submit(MODEL, [4])
         await agent.step()
         assert (await anext(kept)).count == 1
-        assert len(agent.running) == 4  # what was accepted goes on
+        assert len(agent.running) == 4  # accepted requests continue
         assert await until_readers(door) == 1
 
 

@@ -61,14 +61,14 @@ async def won(queue: NotingQueue) -> LeaseKeeper:
 
 
 async def test_a_lost_answer_does_not_cost_the_lease(queue: NotingQueue, wire: Wire) -> None:
-    """The call timeout is 2 s: an answer awaited so long, after a pause of 1 s, comes when the lease of 3 s is over."""
+    """The call timeout is 2 s: an answer awaited so long, after a pause of 1 s, arrives when the lease of 3 s is over."""
     keeper = await won(queue)
     await queue.until(1)
     wire.swallow_answers()
     with capture_logs() as lines:
         await queue.until(4)
     assert wire.swallowed > 0
-    assert queue.renewals[:4] == ["renewed", "Unavailable", "renewed", "renewed"], "asked again at once, on another connection"
+    assert queue.renewals[:4] == ["renewed", "Unavailable", "renewed", "renewed"], "sent again at once, on another connection"
     (line,) = [line for line in lines if line["event"] == "lease_not_renewed"]
     assert (TTL_S - RENEW_S) / 2 <= line["answered_after_s"] < TTL_S - RENEW_S
     assert not keeper.lost.is_set()
@@ -89,7 +89,7 @@ async def test_other_calls_go_on_the_new_connection(queue: NotingQueue, wire: Wi
 
 
 async def test_a_late_answer_to_a_renewal_is_nobody_elses(queue: NotingQueue, wire: Wire) -> None:
-    """Cut for longer than a renewal has, and healed: answers of then come to calls that are over, and those after them get their own."""
+    """Cut for longer than a renewal has, and healed: late answers reach calls that are over, and those after them get their own."""
     keeper = await won(queue)
     await queue.until(1)
     wire.cut()

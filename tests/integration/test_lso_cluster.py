@@ -1,4 +1,4 @@
-"""An urgent request on an engine full of long work, through real processes: it goes before all of it, others are evicted, and no output
+"""An urgent request on an engine full of long work, through real processes: it runs before all of it, others are evicted, and no output
 suffers (QLM section 5)."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODEL, OTHER_MODEL = "mistral-7b", "mistral-7b-code"
 VOCABULARY_SIZE = 32_000
 BATCH = 8
 TOP = 2
-"""Likeliest tokens whose log probabilities every second request asks for."""
+"""Likeliest tokens whose log probabilities every second request wants."""
 LONG_TOKENS = 4_000  # about 10 s at this speed
 URGENT_TOKENS = 100
 URGENT_SLO_S = 5.0
@@ -65,7 +65,7 @@ class Request:
 
     @property
     def undisturbed(self) -> list[int]:
-        """What an engine that serves nothing else answers."""
+        """Answer of an engine that serves nothing else."""
         answer = answer_tokens(prompt_digest(self.model, self.prompt), 0, self.output_tokens, VOCABULARY_SIZE)
         return [int.from_bytes(answer[at : at + TOKEN_BYTES], "little") for at in range(0, len(answer), TOKEN_BYTES)]
 

@@ -36,7 +36,7 @@ def hello(answer: int = 5, **fields: Any) -> ChatPrompt:
     return ChatPrompt(messages=({"role": "system", "content": "be kind"}, {"role": "user", "content": f"hello [{answer} words]"}), **fields)
 
 
-async def test_a_chat_goes_to_the_chat_endpoint(server: RunningTextServer, engine: OpenAiEngine) -> None:
+async def test_a_chat_is_sent_to_the_chat_endpoint(server: RunningTextServer, engine: OpenAiEngine) -> None:
     answers = Answers(engine)
     await engine.add(run("text", prompt=TextPrompt(text="hello [5 words]")))
     await engine.add(run("chat", prompt=hello()))
@@ -47,7 +47,7 @@ async def test_a_chat_goes_to_the_chat_endpoint(server: RunningTextServer, engin
     assert json.loads((await calls(server))[-1]) == list(hello().messages)
 
 
-async def test_a_chat_goes_on_where_its_server_can(server: RunningTextServer) -> None:
+async def test_a_chat_continues_where_its_server_can(server: RunningTextServer) -> None:
     for continues in (False, True):
         engine = text_engine(server, continues_chats=continues)
         await engine.start()

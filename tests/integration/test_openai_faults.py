@@ -1,4 +1,4 @@
-"""The openai engine on a server that fails: every fault ends a run with the right kind of failure, and the engine goes on."""
+"""The openai engine on a server that fails: every fault ends a run with the right kind of failure, and the engine continues."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_silence_is_not_waited_for(server: RunningTextServer, make: Callab
 
 
 @pytest.mark.parametrize("name", ["busy", "limited", "refuse_connection"])
-async def test_what_passes_is_tried_again(server: RunningTextServer, engine: OpenAiEngine, name: str) -> None:
+async def test_a_passing_fault_is_retried(server: RunningTextServer, engine: OpenAiEngine, name: str) -> None:
     answers = Answers(engine)
     await fault(server, name, 2)
     await engine.add(run("r"))
@@ -125,7 +125,7 @@ async def test_what_passes_is_tried_again(server: RunningTextServer, engine: Ope
     assert len(answers.text["r"].split()) == 20
 
 
-async def test_the_pause_that_a_server_asks_for_is_kept(
+async def test_the_pause_that_a_server_requests_is_kept(
     server: RunningTextServer, engine: OpenAiEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "RETRY_MIN_S", 0.001)
@@ -174,13 +174,13 @@ async def test_output_ends_before_a_stop_string(engine: OpenAiEngine) -> None:
     await engine.add(run("cut", answer=30, sampling=Sampling(stop=("never", stop))))
     assert (await answers.end("cut")).finish is FinishReason.STOP
     assert answers.text["cut"] == answers.text["whole"][: answers.text["whole"].index(stop)]
-    told = tuple(f" {word}" for word in words[:9])
-    await engine.add(run("seam", answer=30, produced_pieces=told, sampling=Sampling(stop=(stop,))))
+    earlier = tuple(f" {word}" for word in words[:9])
+    await engine.add(run("seam", answer=30, produced_pieces=earlier, sampling=Sampling(stop=(stop,))))
     assert (await answers.end("seam")).finish is FinishReason.STOP
-    assert "".join(told) + answers.text["seam"] == answers.text["cut"]
+    assert "".join(earlier) + answers.text["seam"] == answers.text["cut"]
 
 
-async def test_what_it_cannot_serve_is_refused(engine: OpenAiEngine) -> None:
+async def test_requests_that_it_cannot_serve_are_refused(engine: OpenAiEngine) -> None:
     answers = Answers(engine)
     chat = ChatPrompt(messages=({"role": "user", "content": "hello [5 words]"},))
     await engine.add(run("ids", prompt=TokenPrompt(ids=(1, 2, 3))))
@@ -204,7 +204,7 @@ async def test_a_model_is_loaded_where_its_server_has_it(make: Callable[..., Ope
     await engine.stop()
 
 
-async def test_a_key_may_come_from_a_file_with_a_newline(make: Callable[..., OpenAiEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_may_be_from_a_file_with_a_newline(make: Callable[..., OpenAiEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVER_KEY", f"{KEY}\n")
     engine = make()
     await engine.start()

@@ -1,4 +1,4 @@
-"""What the openai engine makes of a server's metrics: the load of others is what they say above its own."""
+"""The openai engine reads a server's metrics: the load of others is what they report above its own."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def server() -> Iterator[RunningTextServer]:
     server.kill()
 
 
-async def tell(server: RunningTextServer, metrics: str) -> None:
+async def set_metrics(server: RunningTextServer, metrics: str) -> None:
     async with aiohttp.ClientSession(headers=HEADERS) as session:
         await session.post(f"{server.url}/metrics", data=metrics)
 
 
 async def say(server: RunningTextServer, *, running: int, waiting: int, kv_usage: float) -> None:
-    """Has the server tell a load, by vLLM's names."""
+    """Has the server report a load, by vLLM's names."""
     metrics = f"""
 vllm:num_requests_running {running}
 vllm:num_requests_waiting {waiting}
 vllm:kv_cache_usage_perc {kv_usage}
 vllm:cache_config_info{{block_size="32",num_gpu_blocks="100"}} 1.0
 """
-    await tell(server, metrics)
+    await set_metrics(server, metrics)
 
 
 @pytest.fixture(autouse=True)
 async def _without_metrics(server: RunningTextServer) -> None:
     """The server has none before a test says some."""
-    await tell(server, "")
+    await set_metrics(server, "")
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def long_run() -> EngineRequest:
 
 @pytest.fixture
 def changes() -> list[None]:
-    """One for each change that was told."""
+    """One for each change that was reported."""
     return []
 
 
@@ -90,9 +90,7 @@ async def watch_of(server: RunningTextServer, changes: list[None]) -> AsyncItera
     await remote.close()
 
 
-async def test_what_runs_and_waits_there_beyond_ones_own_is_of_others(
-    server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]
-) -> None:
+async def test_load_beyond_ones_own_is_of_others(server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]) -> None:
     watch = watch_of(Load(runs=2, kv_tokens=600))
     await say(server, running=4, waiting=3, kv_usage=0.5)
     await watch.poll()
@@ -103,9 +101,7 @@ async def test_what_runs_and_waits_there_beyond_ones_own_is_of_others(
     assert watch.others == Load()
 
 
-async def test_what_one_reading_alone_says_is_a_run_that_just_ended(
-    server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]
-) -> None:
+async def test_load_of_one_reading_alone_is_a_run_that_just_ended(server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]) -> None:
     watch = watch_of(Load())
     for running in (0, 3, 0):
         await say(server, running=running, waiting=0, kv_usage=running / 10)
@@ -128,17 +124,17 @@ async def test_without_metrics_nobody_else_is_there(server: RunningTextServer, w
     assert (watch.up, watch.last, watch.others) == (True, None, Load())
 
 
-async def test_it_tells_when_what_others_hold_changed(
+async def test_it_reports_when_the_load_of_others_changed(
     server: RunningTextServer, watch_of: Callable[[Load], LoadWatch], changes: list[None]
 ) -> None:
     watch = watch_of(Load())
-    for running, told in ((0, 0), (3, 0), (3, 1), (3, 1), (0, 2)):
+    for running, changed in ((0, 0), (3, 0), (3, 1), (3, 1), (0, 2)):
         await say(server, running=running, waiting=0, kv_usage=running / 10)
         await watch.poll()
-        assert len(changes) == told
+        assert len(changes) == changed
 
 
-async def test_it_is_told_beside_the_output_of_ones_own(
+async def test_it_is_reported_beside_the_output_of_ones_own(
     server: RunningTextServer, engine_of: Callable[..., Awaitable[OpenAiEngine]]
 ) -> None:
     engine = await engine_of(poll_s=0.05, tell_every_s=0.001)
@@ -168,11 +164,11 @@ async def test_the_load_of_others_takes_seats_and_kv(server: RunningTextServer, 
     assert stats.kv_used_tokens > KV_TOKENS // 10, "only its own run counts"
 
 
-@pytest.mark.parametrize(("asked", "capacity"), [(0, KV_TOKENS), (1_000, 1_000)])
-async def test_the_setting_goes_before_what_the_server_says(
-    server: RunningTextServer, engine_of: Callable[..., Awaitable[OpenAiEngine]], asked: int, capacity: int
+@pytest.mark.parametrize(("setting", "capacity"), [(0, KV_TOKENS), (1_000, 1_000)])
+async def test_the_setting_overrides_the_metrics_of_the_server(
+    server: RunningTextServer, engine_of: Callable[..., Awaitable[OpenAiEngine]], setting: int, capacity: int
 ) -> None:
     await say(server, running=0, waiting=0, kv_usage=0.0)
-    engine = await engine_of(kv_capacity_tokens=asked)
+    engine = await engine_of(kv_capacity_tokens=setting)
     await engine.load_model("m", Tier.ACTIVE)
     assert engine.stats().kv_capacity_tokens == capacity

@@ -48,7 +48,7 @@ class OddServer:
         self.busy = 0
         self.holds = False
         self.late_s = 0.0
-        self.tells_ids = True
+        self.reports_ids = True
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -88,7 +88,7 @@ class OddServer:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         if not (await request.json()).get("stream"):
-            return web.json_response({"choices": [{"text": "a", **({"token_ids": [0]} if self.tells_ids else {})}]})
+            return web.json_response({"choices": [{"text": "a", **({"token_ids": [0]} if self.reports_ids else {})}]})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         if self.late_s:
@@ -183,7 +183,7 @@ USAGES: list[tuple[object, int | None]] = [
 
 
 @pytest.mark.parametrize(("usage", "cached_tokens"), USAGES)
-async def test_the_usage_says_what_was_cached(server: OddServer, engine: OpenAiEngine, usage: object, cached_tokens: int | None) -> None:
+async def test_the_usage_reports_cached_tokens(server: OddServer, engine: OpenAiEngine, usage: object, cached_tokens: int | None) -> None:
     server.says(*words("one", finish=["stop"]), {"choices": [], "usage": usage})
     text, end = await answer(engine)
     assert (text, end.finish, end.cached_tokens) == ("one", FinishReason.STOP, cached_tokens)
@@ -215,7 +215,7 @@ async def test_half_a_character_is_no_reason_to_fail(server: OddServer, engine: 
 
 
 async def test_a_load_that_finds_the_server_gone_again_leaves_no_model_active(server: OddServer, start: Start) -> None:
-    """It was down, answers once, and is down: nobody would tell that the model is lost, since nothing changed."""
+    """It was down, answers once, and is down: nobody would report that the model is lost, since nothing changed."""
     server.statuses = [500, 200, 500]
     engine = await start(loads=False, poll_s=600.0)
     async with asyncio.timeout(DEADLINE_S):
@@ -229,7 +229,7 @@ async def test_a_load_that_finds_the_server_gone_again_leaves_no_model_active(se
 
 
 @pytest.mark.parametrize("stop", [(), ("cd",)], ids=["prompt", "stop"])
-async def test_a_server_too_busy_for_calls_about_tokens_is_asked_again(
+async def test_a_server_too_busy_for_calls_about_tokens_is_called_again(
     server: OddServer, start: Start, stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "RETRY_MAX_S", 0.001)
@@ -244,7 +244,7 @@ async def test_a_server_too_busy_for_calls_about_tokens_is_asked_again(
     assert text == ("ab" if stop else "abcd")
 
 
-async def test_a_server_that_limits_how_often_it_is_asked_is_there(server: OddServer, engine: OpenAiEngine) -> None:
+async def test_a_server_that_limits_the_rate_of_calls_is_there(server: OddServer, engine: OpenAiEngine) -> None:
     server.statuses = [429] * 3
     async with asyncio.timeout(DEADLINE_S):
         while server.statuses:
@@ -282,7 +282,7 @@ async def test_an_answer_that_the_server_gave_up_is_not_whole(server: OddServer,
     ],
     ids=["instead", "within", "field"],
 )
-async def test_an_error_that_is_no_event_is_told(server: OddServer, engine: OpenAiEngine, body: bytes) -> None:
+async def test_an_error_that_is_no_event_is_reported(server: OddServer, engine: OpenAiEngine, body: bytes) -> None:
     """Ollama and LM Studio answer so with status 200, older llama.cpp in a field of its own."""
     server.body = body
     _, end = await answer(engine)
@@ -304,14 +304,14 @@ async def test_comments_are_no_tokens(server: OddServer, start: Start, late_s: f
     assert end.failure is None or "silent" in end.failure.message
 
 
-async def test_a_server_that_tells_no_token_ids_has_no_model_that_tells_them(server: OddServer, start: Start) -> None:
+async def test_a_server_that_reports_no_token_ids_has_no_model_that_reports_them(server: OddServer, start: Start) -> None:
     """Or each request would be pulled, and failed for good."""
-    server.tells_ids = False
+    server.reports_ids = False
     engine = await start(loads=False, output="tokens")
     with pytest.raises(ModelLoadFailed, match=r"returns no token ids: it needs vLLM >= 0\.10\.2, or agent\.openai\.output=text"):
         await engine.load_model("m", Tier.ACTIVE)
     assert engine.stats().active_model == ""
-    server.tells_ids = True
+    server.reports_ids = True
     await engine.load_model("m", Tier.ACTIVE)
     assert engine.stats().active_model == "m"
 
@@ -334,9 +334,9 @@ async def test_a_server_that_takes_no_connection_may_take_one_soon() -> None:
         server = OpenAiServer(f"http://127.0.0.1:{full.getsockname()[1]}", "", OpenAiSettings(connect_timeout_s=0.2))
         await server.open()
         for call in (server.models(), anext(server.stream("/v1/completions", {}))):
-            with pytest.raises(ServerFull, match=r"no connection within 0\.2 s") as told:
+            with pytest.raises(ServerFull, match=r"no connection within 0\.2 s") as full_error:
                 await call
-            assert told.value.passing
+            assert full_error.value.passing
         await server.close()
 
 

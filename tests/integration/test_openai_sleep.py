@@ -49,12 +49,12 @@ class Site:
                 await asyncio.sleep(0.01)
 
     async def post(self, name: str, path: str) -> None:
-        """As somebody else tells a server."""
+        """A call by another client of a server."""
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
             await session.post(self.servers[name].url + path)
 
     async def calls(self, name: str) -> list[str]:
-        """What a server was told."""
+        """Calls that a server received."""
         headers = {"Authorization": f"Bearer {KEY}"}
         async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{self.servers[name].url}/calls") as answer:
             calls: list[str] = (await answer.json())["calls"]
@@ -87,7 +87,7 @@ async def site(servers: Site) -> AsyncIterator[Site]:
     await servers.engine.stop()
 
 
-async def test_one_is_awake_and_comes_back_from_host_memory(site: Site) -> None:
+async def test_one_is_awake_and_is_restored_from_host_memory(site: Site) -> None:
     await site.engine.load_model("a", Tier.ACTIVE)
     assert (await site.calls("a"), await site.calls("b")) == ([], ["/sleep?level=1"])
     await site.engine.load_model("b", Tier.ACTIVE)
@@ -189,7 +189,7 @@ async def test_a_server_that_died_holds_up_no_other_and_sleeps_when_it_is_back(s
     assert (site.engine.tier("a"), site.engine.tier("c")) == (Tier.ACTIVE, Tier.WARM)
 
 
-async def test_a_wake_that_fails_beside_a_server_that_starts_is_told(site: Site) -> None:
+async def test_a_wake_that_fails_beside_a_server_that_starts_is_reported(site: Site) -> None:
     await site.engine.load_model("a", Tier.ACTIVE)
     await site.die("a")
     await site.fault("b", "wake_fails")

@@ -26,11 +26,11 @@ OPERATIONS = {
     found.ok().label: found.ok() for found in schemathesis.openapi.from_dict(document()).get_all_operations() if isinstance(found, Ok)
 }
 LEFT_OUT: list[Any] = CHECKS.get_by_names(["positive_data_acceptance"])
-"""What fits the schemas may still break a rule of admission, such as a temperature of 3: a 400 that names the field."""
+"""Calls that fit the schemas may still break a rule of admission, such as a temperature of 3: a 400 that names the field."""
 
 
 def aimed(case: schemathesis.Case[Any]) -> schemathesis.Case[Any]:
-    """Of each call that names a model, one that is served: else most end there."""
+    """Replaces the model of each call by one that is served: else most end there."""
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
         case.body["model"] = MODEL
     return case

@@ -26,7 +26,7 @@ def submit(client: qlm.Client, number: int, **options: float) -> qlm.Accepted:
     return client.submit(MODEL, [number, 17, LENGTH_TOKEN_BASE + OUTPUT_TOKENS], request_id=f"r{number}", **options)  # type: ignore[arg-type]
 
 
-def test_what_would_be_late_is_shed_and_instances_are_advised(tmp_path: Path) -> None:
+def test_requests_that_would_be_late_are_shed_and_instances_are_advised(tmp_path: Path) -> None:
     settings = {
         "agents": f"[{{name: gpu, gpu: A100-80GB, batch_max: {BATCH}}}]",
         "agent.simulated.time_scale": "4",
@@ -39,7 +39,7 @@ def test_what_would_be_late_is_shed_and_instances_are_advised(tmp_path: Path) ->
             submit(client, number, slo_s=SLO_S)
 
         def advice() -> str:
-            # More comes, as in any overload that instances are added for: one that is over is not advised on.
+            # More arrive, as in any overload that instances are added for: one that is over is not advised on.
             for number in itertools.islice(numbers, SHED_MORE):
                 submit(client, number, slo_s=SLO_S)
             shown = CliRunner().invoke(root, ["status", "--address", cluster.address], env={"COLUMNS": "200"})

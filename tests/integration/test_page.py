@@ -129,7 +129,7 @@ async def test_the_page_holds_no_data_and_runs_nothing_but_itself(rig: Rig, tmp_
     assert "://" not in html, "it works offline"
 
 
-async def test_a_timeline_tells_each_attempt(rig: Rig) -> None:
+async def test_a_timeline_shows_each_attempt(rig: Rig) -> None:
     gateway = await http_gateway(rig)
     url = gateway.gateway.http_url
     await submitted(rig, gateway.address, "other")
@@ -147,22 +147,22 @@ async def test_a_timeline_tells_each_attempt(rig: Rig) -> None:
         while (await rig.queue.find(RequestKey("default", "mine"))).state is not RequestState.COMPLETED:
             await asyncio.sleep(0.01)
     _, document = await get(url, "/page/request?id=mine")
-    told = document["timeline"]
+    record = document["timeline"]
     assert (document["request"]["state"], document["request"]["attempts"]) == ("completed", 2)
-    assert [each["what"] for each in told["recorded"]] == ["accepted", "placed", "first pull", "first token", "completed"]
-    assert [(each["what"], each["instance"], each["attempt"]) for each in told["events"] if each["what"] != "predicted"] == [
+    assert [each["what"] for each in record["recorded"]] == ["accepted", "placed", "first pull", "first token", "completed"]
+    assert [(each["what"], each["instance"], each["attempt"]) for each in record["events"] if each["what"] != "predicted"] == [
         ("pulled", "a100-0", 1), ("requeued: evicted", "a100-0", 1), ("pulled", "a100-0", 2),
     ]  # fmt: skip
-    assert (told["accepted_seen"], told["more"]) == (True, False)
-    times = [each["at_s"] for each in told["recorded"]]
+    assert (record["accepted_seen"], record["more"]) == (True, False)
+    times = [each["at_s"] for each in record["recorded"]]
     assert times == sorted(times)
-    assert all(times[0] - 0.01 <= each["at_s"] <= times[-1] + 0.01 for each in told["events"])
+    assert all(times[0] - 0.01 <= each["at_s"] <= times[-1] + 0.01 for each in record["events"])
     text = json.dumps(document)
     assert "safe" not in text
     assert document["request"]["result"] is None
 
 
-async def test_a_long_timeline_comes_in_pages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_timeline_is_read_in_pages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = await http_gateway(rig)
     for number in range(6):
         await submitted(rig, gateway.address, f"r{number}")
@@ -194,7 +194,7 @@ async def test_a_long_timeline_comes_in_pages(rig: Rig, monkeypatch: pytest.Monk
         ("id=x&tenant=%ff", 400, "invalid_field"),
     ],
 )
-async def test_what_cannot_be_told_is_an_error(rig: Rig, query: str, status: int, code: str) -> None:
+async def test_a_timeline_that_cannot_be_shown_is_an_error(rig: Rig, query: str, status: int, code: str) -> None:
     gateway = await http_gateway(rig)
     found, document = await get(gateway.gateway.http_url, f"/page/request?{query}")
     assert (found, document["error"]["code"]) == (status, code)
@@ -231,5 +231,5 @@ async def test_a_browser_wants_an_operators_key_and_shows_hostile_names_as_text(
         assert operator not in kept
         await gateway.stop()
         await tab.until("document.getElementById('down').textContent.startsWith('The gateway is not reachable')", "it says that it is away")
-        # Refused keys and the gateway that left are what a console tells; nothing broke the policy.
+        # Refused keys and the gateway that left are all that a console shows; nothing broke the policy.
         assert not [problem for problem in tab.problems if "Security Policy" in problem or "exception" in problem.lower()]

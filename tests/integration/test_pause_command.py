@@ -1,4 +1,4 @@
-"""`qlm pause` and `qlm resume` on a gateway with a scripted agent: what clients and operators are told."""
+"""`qlm pause` and `qlm resume` on a gateway with a scripted agent: reports to clients and operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def run(gateway: GatewayRun, *words: str) -> Result:
 
 
 @pytest.mark.parametrize("whose", [(MODEL,), ("--tenant", "default")])
-async def test_paused_requests_are_accepted_and_wait_and_everybody_is_told(rig: Rig, whose: tuple[str, ...]) -> None:
+async def test_paused_requests_are_accepted_and_wait_and_everybody_is_informed(rig: Rig, whose: tuple[str, ...]) -> None:
     gateway = await rig.gateway()
     async with qlm.AsyncClient(gateway.address) as client:
         await client.submit(MODEL, "x", request_id="runs", slo_s=60, max_tokens=3)
@@ -39,11 +39,11 @@ async def test_paused_requests_are_accepted_and_wait_and_everybody_is_told(rig: 
         status = (await client.status("waits")).request
         assert status is not None
         assert (status.prediction, status.paused, status.attempts) == (None, True, 0)
-        told: list[qlm.Outlook] = []
-        stream = client.stream("waits", outlook_every_s=1.0, on_outlook=told.append, timeout_s=1.6)
+        outlooks: list[qlm.Outlook] = []
+        stream = client.stream("waits", outlook_every_s=1.0, on_outlook=outlooks.append, timeout_s=1.6)
         with pytest.raises(CallDeadlineExceeded):
             await anext(stream)
-        assert [(outlook.prediction, outlook.paused) for outlook in told] == [(None, True)]
+        assert [(outlook.prediction, outlook.paused) for outlook in outlooks] == [(None, True)]
         assert "paused until an operator resumes it" in (await run(gateway, "requests", "show", "waits")).output
         running = (await client.status("runs")).request
         assert running is not None

@@ -93,7 +93,7 @@ async def qlm(*arguments: str, text: str | None = None) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, root, list(arguments), input=text)
 
 
-async def test_what_is_brought_is_published_and_survives_a_restart(rig: Rig, server: EmbeddedServer) -> None:
+async def test_an_import_is_published_and_survives_a_restart(rig: Rig, server: EmbeddedServer) -> None:
     estimator = await leading(rig, server.url)
     before = (await estimator.profiles()).version
     answer = await bring(estimator, BROUGHT)
@@ -172,7 +172,7 @@ async def test_a_standby_refuses_and_names_the_leader(server: EmbeddedServer, le
 
 
 async def test_the_commands_export_and_import_a_file(server: EmbeddedServer, leader: Estimator, tmp_path: Path) -> None:
-    """Asked of a standby, which names the leader."""
+    """Sent to a standby, which names the leader."""
     standby = Estimator(server.url)
     await standby.start()
     where = ("profiles", "--estimator", standby.address)
@@ -191,8 +191,8 @@ async def test_the_commands_export_and_import_a_file(server: EmbeddedServer, lea
         assert (await qlm(*where, "import", file)).exit_code == 0
         shown = await qlm(*where)
         assert (shown.exit_code, "a100-0" in shown.output, "25%" in shown.output, "measured" in shown.output) == (0, True, True, True)
-        told = json.loads((await qlm(*where, "--json")).output.splitlines()[-1])
-        assert [row["slowdown"] for row in told["hardware"] if row["instance"]] == [pytest.approx(1.25)]
+        document = json.loads((await qlm(*where, "--json")).output.splitlines()[-1])
+        assert [row["slowdown"] for row in document["hardware"] if row["instance"]] == [pytest.approx(1.25)]
     finally:
         await standby.stop()
 
@@ -210,13 +210,13 @@ async def test_the_command_shows_mean_and_quantiles_of_a_class(leader: Estimator
         output_shares=(0.6, 0.0, 0.0, 0.0, 0.34, 0.0, 0.0, 0.06),
     )
     await bring(leader, replace(BROUGHT, workload=(row,)))
-    told = json.loads((await qlm("profiles", "--estimator", leader.address, "--json")).output.splitlines()[-1])
-    (shown,) = told["workload"]
+    document = json.loads((await qlm("profiles", "--estimator", leader.address, "--json")).output.splitlines()[-1])
+    (shown,) = document["workload"]
     assert (shown["output_tokens_p50"], shown["output_tokens_p90"]) == (9.0, 13.0)
     assert (shown["output_tokens_mean"], shown["samples"]) == (11.5, 1_000)
 
 
-async def test_the_import_command_says_what_is_wrong_with_a_file(leader: Estimator, tmp_path: Path) -> None:
+async def test_the_import_command_names_the_fault_of_a_file(leader: Estimator, tmp_path: Path) -> None:
     file = tmp_path / "profiles.yaml"
     for text, said in (
         (dump_profiles(BROUGHT).replace("slowdown", "slowdwon"), "hardware row 1.slowdwon"),
@@ -274,7 +274,7 @@ async def profiles_of(address: str) -> ProfileSnapshot:
         return profile_wire.from_proto(await stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=PATIENCE_S))
 
 
-async def test_a_killed_estimator_is_followed_by_one_that_goes_on_with_what_it_learned(
+async def test_a_killed_estimator_is_followed_by_one_that_continues_with_its_profiles(
     rig: Rig, server: EmbeddedServer, tmp_path: Path
 ) -> None:
     first, address = await start_estimator(tmp_path, "first", server.url)

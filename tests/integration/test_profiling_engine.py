@@ -47,7 +47,7 @@ def config_of(*, gpu: str = "A100-80GB", models: Sequence[str] = ("m",), **simul
 
 
 def bias_of(config: AgentConfig) -> float:
-    """What the profiler does not know."""
+    """Bias of the instance, which the profiler does not know."""
     simulated = config.agent.simulated
     return InstanceNoise(seed=simulated.seed, instance=config.agent.name, step_noise=simulated.step_noise, bias_max=simulated.bias_max).bias
 
@@ -57,7 +57,7 @@ def profiles_of(config: AgentConfig, *names: str, limit_s: float) -> list[Profil
 
 
 @pytest.mark.parametrize(("gpu", "model", "seed"), [("A100-80GB", "m", 5), ("A10", "m", 6), ("A100-80GB", "v", 7)])
-def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) -> None:
+def test_the_row_describes_the_engine(gpu: str, model: str, seed: int) -> None:
     config = config_of(gpu=gpu, models=(model,), seed=seed)
     (found,) = profiles_of(config, limit_s=600.0)
     bias, row, truth = bias_of(config), found.row, found.before
@@ -70,7 +70,7 @@ def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) -> Non
         assert row.decode_step_s(sequences, context) == pytest.approx(bias * truth.decode_step_s(sequences, context), rel=0.05)
     for tokens in (500, 1_500):
         assert row.prefill_s(tokens) == pytest.approx(bias * truth.prefill_s(tokens), rel=0.1)
-    # Also of a context too short to tell: there it is what was believed.
+    # Also of a context too short to measure: there it is the assumed one.
     assert row.prefill_ms_per_token_squared == pytest.approx(bias * truth.prefill_ms_per_token_squared, rel=0.5)
     assert found.measured.prefill_chunk_tokens == config.agent.simulated.prefill_chunk_tokens
     # One cold load, a few warm ones and KV transfers: each with 5% of noise.
@@ -120,7 +120,7 @@ def test_one_model_of_each_profile_unless_they_are_named() -> None:
         profiled("nobody")
 
 
-def test_the_limit_leaves_out_what_it_left_no_time_for() -> None:
+def test_the_limit_leaves_out_measurements_without_time() -> None:
     (found,) = profiles_of(config_of(), limit_s=17.0)
     assert found.measured.engine_s < 30.0
     assert any("left no time for KV transfers" in note for note in found.measured.notes)

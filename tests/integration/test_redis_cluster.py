@@ -17,7 +17,7 @@ from queue_dump_redis import dump_redis
 from small_cluster import SmallCluster
 
 from .own_server import Server, acceptance, accepted_at_last, need_redis_server
-from .redis_deployments import NODES, Cluster, told
+from .redis_deployments import NODES, Cluster, execute
 
 REQUESTS = 6
 
@@ -46,7 +46,7 @@ def _slot(name: str) -> int:
 
 
 async def _served_by(deployment: Cluster, name: str) -> list[Server]:
-    return [node for node in deployment.nodes if await told(node.port, "KEYS", f"{Keys(name).prefix}:*")]
+    return [node for node in deployment.nodes if await execute(node.port, "KEYS", f"{Keys(name).prefix}:*")]
 
 
 async def test_each_queue_lives_on_the_node_of_its_slot(deployment: Cluster) -> None:
@@ -70,18 +70,18 @@ async def test_a_queue_follows_its_slot_to_another_node(deployment: Cluster) -> 
     for number in range(REQUESTS):
         await queue.accept(acceptance(number))
     before = await dump_redis(queue)
-    ids = {node: (await told(node.port, "CLUSTER", "MYID")).decode() for node in deployment.nodes}
-    await told(target.port, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
-    await told(source.port, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
-    keys = await told(source.port, "CLUSTER", "GETKEYSINSLOT", slot, 1_000)
+    ids = {node: (await execute(node.port, "CLUSTER", "MYID")).decode() for node in deployment.nodes}
+    await execute(target.port, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+    await execute(source.port, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+    keys = await execute(source.port, "CLUSTER", "GETKEYSINSLOT", slot, 1_000)
     half = len(keys) // 2
     for part in (keys[:half], keys[half:]):
-        await told(source.port, "MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "KEYS", *part)
+        await execute(source.port, "MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "KEYS", *part)
         for call in (queue.accept(acceptance(99)), queue.find(RequestKey("t0", "r0")), queue.overview()):
             with pytest.raises(Unavailable, match="server refuses"):  # nor is it taken for damaged
                 await call
     for node in (target, source, other):
-        await told(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+        await execute(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ids[target])
     await accepted_at_last(queue, 0)
     after = await dump_redis(queue)
     assert (after.requests, after.accepted_count) == (before.requests, before.accepted_count)

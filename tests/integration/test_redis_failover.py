@@ -32,7 +32,7 @@ from qlm_queue.values import (
 from queue_dump_redis import dump_redis
 
 from .own_server import Server, acceptance, need_redis_server
-from .redis_deployments import WAIT_S, Sentinels, told
+from .redis_deployments import WAIT_S, Sentinels, execute
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that a killed server left
 
@@ -151,7 +151,7 @@ async def fail_over(deployment: Sentinels) -> tuple[Server, float]:
     primary, replicas = await deployment.primary(), await deployment.replicas()
     for replica in replicas:
         replica.send(signal.SIGSTOP)
-    await told(primary.port, "CLIENT", "KILL", "TYPE", "replica")  # else they find the writes in their sockets
+    await execute(primary.port, "CLIENT", "KILL", "TYPE", "replica")  # else they find the writes in their sockets
     await asyncio.sleep(STALL_S)
     primary.stop(signal.SIGKILL)
     for replica in replicas:

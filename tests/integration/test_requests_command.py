@@ -102,7 +102,7 @@ async def test_one_request_is_shown_until_after_its_end(rig: Rig) -> None:
     assert (unknown.exit_code, "UNKNOWN_REQUEST" in unknown.output) == (1, True)
 
 
-async def test_cancelling_says_what_has_ended_and_what_is_not_known(rig: Rig) -> None:
+async def test_cancelling_reports_ended_and_unknown_requests(rig: Rig) -> None:
     gateway = await rig.gateway()
     async with qlm.AsyncClient(gateway.address) as client:
         await client.submit(MODEL, PROMPT, request_id="done", max_tokens=1)

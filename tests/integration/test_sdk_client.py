@@ -48,7 +48,7 @@ async def test_a_tenant_that_holds_too_many_bytes_is_refused_and_its_status_says
         assert held_line([shown["tenant"]]) == "tenant default 0.0 MB of 0 MB"
 
 
-async def test_status_says_what_the_server_lost(tmp_path: Path) -> None:
+async def test_status_reports_the_loss_of_the_server(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         gateway = await rig.gateway()
         async with qlm.AsyncClient(gateway.address) as client:
@@ -149,7 +149,7 @@ async def test_a_gateway_that_hangs_is_left_for_another(rig: Rig) -> None:
         silent.close()
 
 
-async def test_nobody_there_is_told_after_a_bounded_number_of_attempts() -> None:
+async def test_nobody_there_is_reported_after_a_bounded_number_of_attempts() -> None:
     async with qlm.AsyncClient(["127.0.0.1:1", "127.0.0.1:2"], reconnect_attempts_max=3, reconnect_backoff_max_s=0.05) as client:
         with pytest.raises(Unavailable) as away:
             await collect(client.generate(MODEL, PROMPT))
@@ -165,7 +165,7 @@ async def test_frames_that_are_lost_on_the_server_are_found_again(rig: Rig) -> N
         stream = client.generate(MODEL, PROMPT, max_tokens=5)
         await stream.wait_accepted()
         await rig.agent.start_all()
-        # All that goes to this gateway vanishes: its stream has another type from now on, as if it were trimmed at once.
+        # All frames for this gateway vanish: its stream has another type from now on, as if it were trimmed at once.
         task = asyncio.create_task(collect(stream))
         for _ in range(4):
             await rig.agent.step()

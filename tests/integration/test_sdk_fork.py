@@ -56,7 +56,7 @@ client.close()
 @pytest.mark.parametrize(
     ("how", "call"), [("fork", "submit"), ("fork", "stream"), ("fork", "generate"), ("fork", "async"), ("multiprocessing", "result")]
 )
-async def test_a_forked_child_is_told(rig: Rig, how: str, call: str) -> None:
+async def test_a_forked_child_is_refused(rig: Rig, how: str, call: str) -> None:
     gateway = await rig.gateway()
     done = await asyncio.to_thread(
         subprocess.run,

@@ -112,7 +112,7 @@ async def _strike(cluster: RunningCluster, targets: list[str], number: signal.Si
                 PATIENCE_S,
                 "all streams under way",
             )
-            assert all(stream.offset < OUTPUT_TOKENS for stream in streams), "the strike comes in the middle"
+            assert all(stream.offset < OUTPUT_TOKENS for stream in streams), "the strike is in the middle"
             struck = [pid for target in targets for pid in pids_of(state, target, streams[0].address)]
             for pid in struck:
                 os.kill(pid, number)

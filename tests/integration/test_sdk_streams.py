@@ -18,14 +18,14 @@ import qlm
 from qlm.errors import CallDeadlineExceeded, InternalError, NotFound, RequestEnded
 from qlm.values import RequestState
 
-from .gateway_rig import MODEL, GatewayRun, Rig, expected_tokens, joined, until
+from .gateway_rig import MODEL, GatewayRun, Rig, concatenated, expected_tokens, until
 
 PROMPT = [5, 6, 7]
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """What is closed here is closed by its last reference."""
+    """Objects closed here are closed by their last reference."""
     gc.disable()
     try:
         yield
@@ -128,7 +128,7 @@ async def test_closing_the_client_ends_its_streams_and_leaves_their_requests(rig
     await until(lambda: readers_of(gateway) == 0, "the gateway forgot the reader")
     rig.serve()
     async with qlm.AsyncClient(gateway.address) as client:
-        assert joined([chunk.token_ids async for chunk in client.stream("r")]) == expected_tokens(PROMPT, 4)
+        assert concatenated([chunk.token_ids async for chunk in client.stream("r")]) == expected_tokens(PROMPT, 4)
 
 
 async def test_the_synchronous_client_leaves_nothing_open(rig: Rig) -> None:
@@ -140,7 +140,7 @@ async def test_the_synchronous_client_leaves_nothing_open(rig: Rig) -> None:
             for _ in client.generate(MODEL, PROMPT, max_tokens=2_000, request_id="left"):
                 break
             with client.generate(MODEL, PROMPT, max_tokens=5) as stream:
-                tokens = joined(chunk.token_ids for chunk in stream)
+                tokens = concatenated(chunk.token_ids for chunk in stream)
             assert stream.address == gateway.address
             assert stream.resumes == 0
             with client.stream("left") as again:
@@ -177,7 +177,7 @@ async def test_a_call_that_its_peer_breaks_off_is_retried_elsewhere(rig: Rig) ->
     try:
         async with qlm.AsyncClient([address, gateway.address]) as client:
             stream = client.generate(MODEL, PROMPT, max_tokens=4)
-            assert joined([chunk.token_ids async for chunk in stream]) == expected_tokens(PROMPT, 4)
+            assert concatenated([chunk.token_ids async for chunk in stream]) == expected_tokens(PROMPT, 4)
             assert stream.address == gateway.address
         async with qlm.AsyncClient([address, gateway.address]) as client:
             assert len(await client.models()) == 1

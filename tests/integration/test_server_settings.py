@@ -1,4 +1,4 @@
-"""What a queue's server must keep: evicting, full, changed and unlogged servers."""
+"""Settings that a queue's server must keep: evicting, full, changed and unlogged servers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_full_server_refuses_new_requests_and_ends_those_it_has(server: 
     assert refused.details["bound"] == "memory"
     assert float(refused.details["retry_after_s"]) > 0
     assert "memory" in await queue.refusal()
-    assert (await queue.accept(acceptance(0))).duplicate, "what was accepted is told again"
+    assert (await queue.accept(acceptance(0))).duplicate, "an accepted request is acknowledged again"
     cluster.keys = [RequestKey("t0", f"r{number}") for number in range(accepted)]
     assert await cluster.finish(rounds_max=1_000)
     assert {await cluster.end_of(key) for key in cluster.keys} == {RequestState.COMPLETED}
@@ -254,7 +254,7 @@ async def test_a_server_that_becomes_a_replica_takes_no_requests_until_it_leads(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that a killed server left
 @pytest.mark.parametrize("left", ["nothing", "an old copy", "an old copy, and others came since"])
-async def test_a_server_that_comes_back_without_what_it_acknowledged_is_reported(server: Server, tmp_path: Path, left: str) -> None:
+async def test_a_server_that_restarts_without_acknowledged_requests_is_reported(server: Server, tmp_path: Path, left: str) -> None:
     server.start()
     queue, other = RedisQueue(server.url), RedisQueue(server.url)
     await queue.start()
@@ -264,7 +264,7 @@ async def test_a_server_that_comes_back_without_what_it_acknowledged_is_reported
     shutil.copytree(tmp_path / "appendonlydir", tmp_path / "copy")
     server.start()
     await accepted_at_last(queue, 1)
-    assert await queue.loss() == "", "it came back with all"
+    assert await queue.loss() == "", "it restarted with all"
     server.stop()
     shutil.rmtree(tmp_path / "appendonlydir")
     if left != "nothing":
@@ -274,7 +274,7 @@ async def test_a_server_that_comes_back_without_what_it_acknowledged_is_reported
         for number in (7, 8):
             await accepted_at_last(other, number)
     with structlog.testing.capture_logs() as logs:
-        await accepted_at_last(queue, 2)  # it goes on
+        await accepted_at_last(queue, 2)  # it continues
         assert "has lost acknowledged requests" in await queue.loss()
         await queue.overview()
     assert [log["event"] for log in logs].count("queue_lost_requests") == 1
@@ -285,7 +285,7 @@ async def test_a_server_that_comes_back_without_what_it_acknowledged_is_reported
     await other.stop()
 
 
-async def test_a_look_at_the_queue_notices_what_a_server_lost(server: Server) -> None:
+async def test_a_reading_of_the_queue_notices_lost_requests(server: Server) -> None:
     server.start()
     queue, planner = RedisQueue(server.url), RedisQueue(server.url)
     await queue.start()

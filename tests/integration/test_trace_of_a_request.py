@@ -96,7 +96,7 @@ async def test_the_spans_of_one_request(cluster: RunningCluster, sink: OtlpSink)
 
 
 async def spans_of_request(sink: OtlpSink, request_id: str) -> dict[str, ReceivedSpan]:
-    """The spans of a request's trace by name, when all have come; each name comes once."""
+    """The spans of a request's trace by name, when all have arrived; each name occurs once."""
     wanted = {ROOT, ACCEPT, *UNDER_ACCEPT}
     try:
         async with asyncio.timeout(SPANS_TIMEOUT_S):
@@ -107,7 +107,7 @@ async def spans_of_request(sink: OtlpSink, request_id: str) -> dict[str, Receive
                     break
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise AssertionError(f"came: {[(span.service, span.name) for span in sink.spans]}") from None
+        raise AssertionError(f"arrived: {[(span.service, span.name) for span in sink.spans]}") from None
     names = [span.name for span in spans if span.name in wanted]
     assert sorted(names) == sorted(wanted)
     return {span.name: span for span in spans if span.name in wanted}
@@ -131,7 +131,7 @@ def check_times(spans: dict[str, ReceivedSpan], result: qlm.Result) -> None:
     assert prefill.end_s == pytest.approx(timing.first_token_s, abs=CLOCK_TOLERANCE_S)
 
 
-def test_no_collector_is_asked_for_without_the_variable() -> None:
+def test_no_collector_is_used_without_the_variable() -> None:
     assert not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     provider = configure_tracing("sdk", "test")
     assert provider._active_span_processor._span_processors == ()

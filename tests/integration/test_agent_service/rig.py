@@ -105,12 +105,12 @@ class RunningAgent:
             await self._task
         return self
 
-    def ask_to_stop(self) -> None:
+    def begin_stop(self) -> None:
         self._stop.set()
 
     async def stop(self) -> None:
         """As SIGTERM does; waits for the end. Safe twice."""
-        self.ask_to_stop()
+        self.begin_stop()
         if self._task is not None:
             async with asyncio.timeout(DEADLINE_S):
                 await self._task
@@ -137,7 +137,7 @@ class Rig:
         self.outputs: dict[str, list[int]] = {}
         self.results: dict[str, request_pb2.Result] = {}
         self._numbers = itertools.count(1)
-        self._asked: dict[str, tuple[str, list[int], int]] = {}
+        self._answers: dict[str, tuple[str, list[int], int]] = {}
         self._accepted_s: dict[str, float] = {}
         self._ids: dict[str, str] = {}
         self._lease: Lease | None = None
@@ -186,7 +186,7 @@ class Rig:
                 trace=request_pb2.TraceContext(traceparent=TRACEPARENT),
                 admission=request_pb2.Admission(prompt_tokens=len(ids), output_tokens_max=output_max, slo=slo),
             )
-            self._asked[f"r{number}"] = (model, ids, min(answer, output_max))
+            self._answers[f"r{number}"] = (model, ids, min(answer, output_max))
             names.append(await self.accept_body(f"r{number}", body.SerializeToString(), prompt))
         return names
 
@@ -236,7 +236,7 @@ class Rig:
         assert applied.moved == len(groups)
 
     async def events(self) -> list[events_pb2.RequestEvent]:
-        """All that was told so far."""
+        """All events so far."""
         entries = await self.queue.read_events("0", 0.0, 10_000)
         return [event for entry in entries for event in events_pb2.RequestEvents.FromString(entry.payload).events]
 
@@ -260,7 +260,7 @@ class Rig:
             self._after = entry.entry_id
             for frame in frames_pb2.FrameBatch.FromString(entry.payload).frames:
                 output = self.outputs.setdefault(names[frame.queue_id], [])
-                if frame.token_ids:  # an end that nobody's tokens come with has no offset
+                if frame.token_ids:  # an end without tokens has no offset
                     assert frame.offset <= len(output), f"a gap before {frame.offset} after {len(output)}"
                     known = len(output) - frame.offset
                     assert output[frame.offset :] == list(frame.token_ids)[:known], "a token was taken back"
@@ -283,9 +283,9 @@ class Rig:
         return [self.results[name] for name in names]
 
     async def assert_whole(self, names: Sequence[str]) -> None:
-        """What was streamed and what is stored are the model's answer, each token once."""
+        """Streamed and stored output are the model's answer, each token once."""
         for name in names:
-            model, ids, length = self._asked[name]
+            model, ids, length = self._answers[name]
             expected = list(struct.unpack(f"<{length}I", answer_tokens(prompt_digest(model, ids), 0, length, VOCABULARY)))
             assert self.outputs[name] == expected, name
             record = await self.request(name)

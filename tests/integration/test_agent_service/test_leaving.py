@@ -31,7 +31,7 @@ async def test_a_drain_without_time_gives_everything_back_with_its_progress(rig:
     (record,) = overview.instances
     assert record.alive  # drained, not gone
     await agent.stop()
-    again = await rig.agent()  # a new start of the same instance goes on with them
+    again = await rig.agent()  # a new start of the same instance continues them
     results = await rig.results_of(names)
     await rig.assert_whole(names)
     assert {(result.attempts, result.incarnation) for result in results} == {(2, again.incarnation)}
@@ -56,7 +56,7 @@ async def test_an_agent_that_lost_its_lease_gives_back_and_starts_anew(rig: Rig)
     assert agent.metrics.registry.get_sample_value("qlm_agent_lease_losses_total") == 1
 
 
-async def test_work_goes_on_while_the_server_is_away(rig: Rig, server: EmbeddedServer) -> None:
+async def test_work_continues_while_the_server_is_away(rig: Rig, server: EmbeddedServer) -> None:
     agent = await rig.agent()
     names = await busy(rig, agent, answer=1200)
     held = agent.process.shell.machine.runs

@@ -1,4 +1,4 @@
-"""An agent whose engine is a server of its own process, which dies and comes back: nothing is lost, and nothing is pulled in between."""
+"""An agent whose engine is a server of its own process, which dies and restarts: nothing is lost, and nothing is pulled in between."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_server_whose_kv_nobody_knows_says_so_and_fails_no_request(rig: 
     assert "agent.openai.kv_capacity_tokens" in why
 
 
-async def test_what_other_clients_of_the_server_hold_is_not_pulled_into(rig: Rig, text_server: RunningTextServer) -> None:
+async def test_capacity_of_other_clients_of_the_server_is_not_pulled_into(rig: Rig, text_server: RunningTextServer) -> None:
     """With lookahead 0 nothing waits in the server: four seats, of which others have all, and then two."""
     await say_running(text_server, 4)
     agent = await serving(rig, text_server)
@@ -110,7 +110,7 @@ async def test_what_other_clients_of_the_server_hold_is_not_pulled_into(rig: Rig
 
 
 async def say_running(server: RunningTextServer, running: int) -> None:
-    """Has the server tell so many of others."""
+    """Has the server report so many of others."""
     metrics = f"""
 vllm:num_requests_running {running}
 vllm:num_requests_waiting 0

@@ -68,7 +68,7 @@ async def test_kv_swap_and_back(rig: Rig) -> None:
     results = await rig.results_of(soon)
     assert [result.state for result in results] == [request_pb2.REQUEST_STATE_COMPLETED] * 2
     assert not rig.results.keys() & set(long), "what is urgent ends first"
-    await until(lambda: agent.lso("kv_restore") == 2, "what gave way comes back")
+    await until(lambda: agent.lso("kv_restore") == 2, "displaced requests are restored")
     moved = [str((span.attributes or {})["qlm.request_id"]) for span in agent.spans_named("qlm.kv_offload")]
     assert len(set(moved)) == 2
     assert set(moved) <= set(long)

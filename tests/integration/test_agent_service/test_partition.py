@@ -1,5 +1,5 @@
 """A server that cannot be reached or does not answer, for less and for longer than a lease: buffers stay bounded, nothing is lost, and
-calls of an incarnation that is over change nothing, however late they come."""
+calls of an incarnation that is over change nothing, however late they arrive."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_partition_shorter_than_a_lease_is_bridged(rig: Rig, wire: Wire)
     wire.cut()
     await asyncio.sleep(LEASE_S / 3)
     held = agent.process.shell.machine.runs.held_tokens
-    assert held > 100, "the engine goes on"
+    assert held > 100, "the engine continues"
     wire.heal()
     results = await rig.results_of(names)
     await rig.assert_whole(names)
@@ -99,8 +99,8 @@ async def test_a_server_that_stands_still_for_longer_than_a_lease(rig: Rig, serv
     await until(lambda: agent.incarnation == "a/2", "a new incarnation")
     results = await rig.results_of(short + long)
     await rig.assert_whole(short + long)
-    assert {result.attempts for result in results[4:]} == {2}, "what still ran went back with its output, and was continued"
+    assert {result.attempts for result in results[4:]} == {2}, "running requests were requeued with their output, and continued"
     if buffer_tokens_max == 1_000_000:
-        assert {result.attempts for result in results[:4]} == {1}, "what had ended was written though the lease was over"
+        assert {result.attempts for result in results[:4]} == {1}, "ended requests were written though the lease was over"
     record = await rig.request(short[0])
     assert isinstance(record, TerminalRecord)

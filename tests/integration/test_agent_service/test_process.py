@@ -48,7 +48,7 @@ async def ready_line(process: asyncio.subprocess.Process) -> dict[str, object]:
 
 
 async def serving(address: str, status: int = health_pb2.HealthCheckResponse.SERVING) -> None:
-    """Waits until its health is as told."""
+    """Waits until its health is `status`."""
     async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(DEADLINE_S):
         health = health_pb2_grpc.HealthStub(channel)
         while True:
@@ -91,7 +91,7 @@ async def test_a_process_serves_and_leaves_on_sigterm(rig: Rig, tmp_path: Path) 
     assert sum(group.waiting for group in overview.groups.values()) == 3
 
 
-async def test_on_sigterm_it_takes_no_more_is_not_ready_and_finishes_what_runs(rig: Rig, tmp_path: Path) -> None:
+async def test_on_sigterm_it_takes_no_more_is_not_ready_and_finishes_its_runs(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "qlm.yaml"
     write_config(path, rig.url, time_scale=3.0)
     process = await start(path, "--set", "agent.drain_finish_s=60")
@@ -119,7 +119,7 @@ async def test_on_sigterm_it_takes_no_more_is_not_ready_and_finishes_what_runs(r
         assert (live.state, live.attempt) == (RequestState.PLACED, 0)
 
 
-async def test_on_sigterm_what_does_not_finish_in_time_is_requeued_with_its_progress(rig: Rig, tmp_path: Path) -> None:
+async def test_on_sigterm_unfinished_requests_are_requeued_with_their_progress(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "qlm.yaml"
     write_config(path, rig.url, time_scale=3.0)
     process = await start(path, "--set", "agent.drain_finish_s=1")

@@ -1,4 +1,4 @@
-"""How requests give way follows what was measured of the agent's GPUs and told the queue (QLM section 5, figure 4)."""
+"""Displacement of requests follows the figures measured on the agent's GPUs and published in the queue (QLM section 5, figure 4)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def published(version: int, rows: Sequence[HardwareProfile]) -> bytes:
     return to_body(ProfileSnapshot(version=version, made_s=1.0, hardware=tuple(rows)))
 
 
-async def test_measured_rows_decide_how_requests_give_way(rig: Rig) -> None:
+async def test_measured_rows_decide_how_requests_are_displaced(rig: Rig) -> None:
     agent = await rig.agent(simulated={"time_scale": 2.0})
     shell = agent.process.shell
     names = await rig.accept(1)

@@ -102,13 +102,13 @@ class Planner(planner_pb2_grpc.PlannerServicer):
         return planner_pb2.HeartbeatResponse()
 
     async def Replan(self, request: object, context: object) -> NoReturn:
-        raise AssertionError("an agent does not ask that")
+        raise AssertionError("an agent does not call that")
 
     async def GetPlan(self, request: object, context: object) -> NoReturn:
-        raise AssertionError("an agent does not ask that")
+        raise AssertionError("an agent does not call that")
 
     async def GetAdvice(self, request: object, context: object) -> NoReturn:
-        raise AssertionError("an agent does not ask that")
+        raise AssertionError("an agent does not call that")
 
 
 @asynccontextmanager
@@ -125,7 +125,7 @@ async def leader(rig: Rig) -> AsyncIterator[Planner]:
     await server.stop(None)
 
 
-async def test_the_planner_is_told(rig: Rig) -> None:
+async def test_the_planner_receives_reports(rig: Rig) -> None:
     agent = await rig.agent()  # no leader yet: it serves all the same
     async with leader(rig) as planner:
         await until(lambda: len(planner.heartbeats) >= 2, "heartbeats")
@@ -137,7 +137,7 @@ async def test_the_planner_is_told(rig: Rig) -> None:
 
 
 async def test_the_planner_hears_at_once_of_a_model_swap(rig: Rig) -> None:
-    """Each model swap is reported before the next heartbeat, which here never comes."""
+    """Each model swap is reported before the next heartbeat, which here is never due."""
     agent = await rig.agent(heartbeat_s=3_600.0)
     for number, model in enumerate(("m", "n", "m")):
         await rig.place(await rig.accept(1, model=model, answer=2_000), group=f"g{number}", model=model)

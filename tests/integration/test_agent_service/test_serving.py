@@ -33,7 +33,7 @@ async def test_requests_are_served_whole(rig: Rig) -> None:
     assert agent.lso("pull") == 40
 
 
-async def test_requests_that_come_later_wake_the_agent(rig: Rig) -> None:
+async def test_later_requests_wake_the_agent(rig: Rig) -> None:
     await rig.agent(poll_s=60.0)
     for _ in range(3):
         names = await rig.accept(2)
@@ -42,7 +42,7 @@ async def test_requests_that_come_later_wake_the_agent(rig: Rig) -> None:
         await rig.assert_whole(names)
 
 
-async def test_what_it_runs_has_made_is_told(rig: Rig) -> None:
+async def test_output_of_its_runs_is_reported(rig: Rig) -> None:
     """As those who predict waits see it."""
     await rig.agent(heartbeat_s=0.05)
     names = await rig.accept(3, answer=4_000)
@@ -78,15 +78,15 @@ async def test_models_are_swapped_by_the_order_of_the_queue(rig: Rig) -> None:
     shell = agent.process.shell
     await until(
         lambda: (shell.facts.active_model, shell.facts.warm_models, shell.facts.loading_since_s) == ("m", ("n",), 0.0),
-        "the queue is told where the models are",
+        "the queue knows where the models are",
     )
-    (told,) = instances_in(await agent.queue.overview())
-    assert (told.active_model, told.warm_models, told.loading_since_s) == ("m", ("n",), 0.0)
+    (instance,) = instances_in(await agent.queue.overview())
+    assert (instance.active_model, instance.warm_models, instance.loading_since_s) == ("m", ("n",), 0.0)
     swaps = [agent.metrics.registry.get_sample_value("qlm_agent_model_swaps_total", {"model": model}) for model in "mn"]
     assert swaps == [2.0, 1.0]
 
 
-async def test_kv_bounds_what_is_pulled(rig: Rig) -> None:
+async def test_kv_bounds_pulling(rig: Rig) -> None:
     agent = await rig.agent(simulated={"kv_capacity_tokens": 2000})
     names = await rig.accept(20, prompt=200, answer=100)
     await rig.place(names)
@@ -134,7 +134,7 @@ async def test_a_run_that_is_cancelled_as_its_output_is_being_sent_disturbs_nobo
     await rig.assert_whole(names[1:])
     record = await rig.request(names[1])
     assert isinstance(record, TerminalRecord)
-    assert record.attempt == 1, "the agent went on"
+    assert record.attempt == 1, "the agent continued"
 
 
 async def test_a_body_that_cannot_be_read_fails_and_blocks_nobody(rig: Rig) -> None:
@@ -146,7 +146,7 @@ async def test_a_body_that_cannot_be_read_fails_and_blocks_nobody(rig: Rig) -> N
     assert good.state == request_pb2.REQUEST_STATE_COMPLETED
 
 
-async def test_what_can_never_fit_fails_and_blocks_nobody(rig: Rig) -> None:
+async def test_a_request_that_can_never_fit_fails_and_blocks_nobody(rig: Rig) -> None:
     await rig.agent(simulated={"kv_capacity_tokens": 1000})
     too_long, too_much, good = await rig.accept(1, prompt=1500), await rig.accept(1, answer=1500), await rig.accept(1)
     await rig.place(too_long + too_much + good)
@@ -156,7 +156,7 @@ async def test_what_can_never_fit_fails_and_blocks_nobody(rig: Rig) -> None:
     await rig.assert_whole(good)
 
 
-async def test_events_tell_what_the_estimator_learns_from(rig: Rig) -> None:
+async def test_events_report_the_figures_that_the_estimator_learns_from(rig: Rig) -> None:
     agent = await rig.agent()
     names = await rig.accept(3, answer=15)
     await rig.place(names)

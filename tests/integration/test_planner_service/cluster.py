@@ -175,7 +175,7 @@ class Cluster:
                 done += len(pulled)
         return done
 
-    # What to wait for -------------------------------------------------------------------------------------------------
+    # Conditions -------------------------------------------------------------------------------------------------------
 
     async def all_placed(self) -> bool:
         return (await self.queue.overview()).unplaced == 0

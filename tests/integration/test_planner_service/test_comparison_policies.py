@@ -29,7 +29,7 @@ async def test_a_planner_follows_it(cluster: Cluster) -> None:
         assert sum(group.waiting for group in overview.groups.values()) == REQUESTS
         version, _ = await shell.term.replan()
         assert version >= overview.plan_version
-        # What is moved meanwhile is served where it then is.
+        # Groups moved meanwhile are served where they then are.
         served = 0
 
         async def all_served() -> bool:

@@ -1,4 +1,4 @@
-"""A live planner with each exact solver in its settings: it plans, and says who answered; without the solver it goes on, and says so."""
+"""A live planner with each exact solver in its settings: it plans, and says who answered; without the solver it continues, and says so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARM_UP_S = 300.0
 
 
 async def rule_of_a_replan(cluster: Cluster, choice: Choice) -> str:
-    """What the planner's span of a whole replan of six groups says of who made the orders."""
+    """The rule that made the orders, by the planner's span of a whole replan of six groups."""
     await cluster.join("a")
     async with cluster.planner(solver=choice) as shell:
 
@@ -29,14 +29,14 @@ async def rule_of_a_replan(cluster: Cluster, choice: Choice) -> str:
         await until(cluster.all_placed, "all placed")
         assert shell.term is not None
         await shell.term.replan()
-        asked = [
+        replans = [
             dict(span.attributes or {})
             for span in cluster.spans.get_finished_spans()
             if span.name == "planner.solve" and (span.attributes or {}).get("qlm.plan.cause") == "asked"
         ]
-        assert [span["qlm.solve.groups"] for span in asked] == [6]
-        assert asked[0]["qlm.solve.outcome"] in ("applied", "kept"), asked
-        return str(asked[0]["qlm.solve.rule"])
+        assert [span["qlm.solve.groups"] for span in replans] == [6]
+        assert replans[0]["qlm.solve.outcome"] in ("applied", "kept"), replans
+        return str(replans[0]["qlm.solve.rule"])
 
 
 @pytest.mark.parametrize("choice", [Choice.EXACT_HIGHS, Choice.EXACT_GLPK])
@@ -47,7 +47,7 @@ async def test_the_exact_solver_answers(cluster: Cluster, choice: Choice) -> Non
 
 
 async def test_without_it_the_scalable_one_does(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it needs cannot be imported in the solver's process."""
+    """A module that it needs cannot be imported in the solver's process."""
     (tmp_path / "highspy.py").write_text("raise ModuleNotFoundError('no highspy', name='highspy')\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
     rule = await rule_of_a_replan(cluster, Choice.EXACT_HIGHS)

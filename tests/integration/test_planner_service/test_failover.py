@@ -31,8 +31,8 @@ async def refused(call: Awaitable[object]) -> PreconditionFailed:
 
 
 async def test_a_leader_whose_lease_is_gone_leads_no_more_until_it_wins_another(cluster: Cluster) -> None:
-    """Somebody else has it: whoever asks is told who leads, nothing is placed, and nothing is shown of
-    a plan that is not ours. Free again, it is won with another fence, and all that came meanwhile is placed."""
+    """Another process has it: answers name the leader, nothing is placed, and nothing is shown of
+    a plan that is not ours. Free again, it is won with another fence, and all that arrived meanwhile is placed."""
     await cluster.join("a")
 
     def figure(name: str) -> float | None:
@@ -80,27 +80,27 @@ async def _led(shell: PlannerShell) -> Leadership:
     return shell.term
 
 
-async def test_a_replan_that_is_asked_for_as_the_lease_ends_is_answered(cluster: Cluster) -> None:
+async def test_a_replan_that_is_requested_as_the_lease_ends_is_answered(cluster: Cluster) -> None:
     """No decision is made any more that could answer it."""
     await cluster.join("a")
     async with cluster.planner() as shell:
         term = await _led(shell)
         async with term._turn:
-            asked = asyncio.create_task(term.replan())
+            pending = asyncio.create_task(term.replan())
             await asyncio.sleep(0)
             await cluster.queue.release_lease(term._keeper.lease)
             with pytest.raises(LeaseLost):
-                await asyncio.wait_for(asked, DEADLINE_S)
+                await asyncio.wait_for(pending, DEADLINE_S)
 
 
-async def test_what_comes_from_outside_is_refused_when_too_much_waits(cluster: Cluster) -> None:
-    """And taken again when it has been worked off. What the queue answers always finds room."""
+async def test_calls_from_outside_are_refused_when_too_much_waits(cluster: Cluster) -> None:
+    """And taken again when it has been worked off. Answers of the queue always find room."""
     await cluster.join("a")
     async with cluster.planner(inbox_max=5) as shell:
         term = await _led(shell)
         async with term._turn:
             with pytest.raises(Unavailable, match="overloaded"):
-                _tell_much(term)
+                _report_much(term)
             with pytest.raises(Unavailable, match="overloaded"):
                 await term.replan()
         assert (await asyncio.wait_for(term.replan(), DEADLINE_S))[1] == 0
@@ -108,7 +108,7 @@ async def test_what_comes_from_outside_is_refused_when_too_much_waits(cluster: C
         await until(cluster.all_placed, "placed")
 
 
-def _tell_much(term: Leadership) -> None:
+def _report_much(term: Leadership) -> None:
     for _ in range(7):
         term.submit(LoadReported(incarnation="x/1", active_model="", warm_models=()))
 
@@ -135,8 +135,8 @@ async def test_profiles_that_cannot_be_read_leave_the_last_ones(cluster: Cluster
         assert await cluster.serve("a") == 20
 
 
-async def test_the_server_goes_away_and_comes_back(cluster: Cluster, server: EmbeddedServer) -> None:
-    """The planner survives it (as a new leader where its lease ended) and goes on where it was."""
+async def test_the_server_stops_and_restarts(cluster: Cluster, server: EmbeddedServer) -> None:
+    """The planner survives it (as a new leader where its lease ended) and continues where it was."""
     cluster.lease_s = SHORT_LEASE_S
     await cluster.join("a")
     async with cluster.planner() as shell:
@@ -150,7 +150,7 @@ async def test_the_server_goes_away_and_comes_back(cluster: Cluster, server: Emb
             return shell.term is not None and shell.term.caught_up.is_set()
 
         keys = await cluster.submit("vicuna-13b", count=20)
-        await until(cluster.all_placed, "placed after the server came back")
+        await until(cluster.all_placed, "placed after the server restarted")
         await until(again, "the planner has caught up")
         assert await cluster.serve("a") == 40
         assert await cluster.ended(keys)

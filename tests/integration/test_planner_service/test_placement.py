@@ -58,7 +58,7 @@ async def test_the_plan_over_grpc(cluster: Cluster, monkeypatch: pytest.MonkeyPa
         assert plan.version >= answer.plan_version
 
 
-async def test_the_plan_rests_on_what_was_published_last_and_can_be_read(cluster: Cluster) -> None:
+async def test_the_plan_rests_on_the_last_readable_publication(cluster: Cluster) -> None:
     """An instance that is four times as slow; then nobody can read what the estimator says, and then it says that all is as usual."""
     await cluster.join("a")
     shipped = shipped_snapshot()
@@ -92,7 +92,7 @@ async def test_the_plan_rests_on_what_was_published_last_and_can_be_read(cluster
         await until(is_as_usual, "the plan knows that it is no more")
 
 
-async def test_what_would_meet_the_slos_over_grpc(cluster: Cluster) -> None:
+async def test_advice_to_meet_the_slos_over_grpc(cluster: Cluster) -> None:
     """More than one instance can do in time, and a model that none serves: who is late, and what to add."""
     await cluster.join("a", models=["mistral-7b"])
     await cluster.submit("mistral-7b", slo_s=20.0, count=2000)
@@ -101,7 +101,7 @@ async def test_what_would_meet_the_slos_over_grpc(cluster: Cluster) -> None:
         stub = planner_pb2_grpc.PlannerStub(channel)
 
         async def advised() -> bool:
-            """Of all that was sent: the first may be of a moment when not all was placed."""
+            """The advice on all that was sent: the first may be of a moment when not all was placed."""
             try:
                 return (await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)).unserved == 5
             except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""Changes of the plan on a real queue: who leaves, drains or joins, and what is told about it (spans, metric, events)."""
+"""Changes of the plan on a real queue: instances that leave, drain or join, and the reports of it (spans, metric, events)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def spans(cluster: Cluster, name: str) -> list[dict[str, object]]:
     return [dict(span.attributes or {}) for span in cluster.spans.get_finished_spans() if span.name == name]
 
 
-async def told(cluster: Cluster, causes: Sequence[str]) -> None:
+async def changes_ended(cluster: Cluster, causes: Sequence[str]) -> None:
     """Waits for the spans of changes of the plan, in this order, perhaps with others between them: they end when the planner has heard that
     the last chunk is in the queue."""
 
@@ -41,7 +41,7 @@ async def told(cluster: Cluster, causes: Sequence[str]) -> None:
 
 
 async def moved_groups(cluster: Cluster) -> dict[str, str]:
-    """What the events say: group -> the queue that it is on now."""
+    """Placement by the events: group -> the queue that it is on now."""
     found: dict[str, str] = {}
     for entry in await cluster.queue.read_events("0", 0.0, 1000):
         for event in events_pb2.RequestEvents.FromString(entry.payload).events:
@@ -51,7 +51,7 @@ async def moved_groups(cluster: Cluster) -> dict[str, str]:
 
 
 async def test_a_drain_moves_the_groups_away_at_once(cluster: Cluster) -> None:
-    """Announced over gRPC, long before the next regular reading of the queue; nothing is placed there any more, and it is all told."""
+    """Announced over gRPC, long before the next regular reading of the queue; nothing is placed there any more, and it is all reported."""
     incarnation = await cluster.join("a")
     async with cluster.planner(overview_every_s=30.0) as shell, grpc.aio.insecure_channel(shell.address) as channel:
         await leading(cluster, shell)
@@ -73,7 +73,7 @@ async def test_a_drain_moves_the_groups_away_at_once(cluster: Cluster) -> None:
         assert await cluster.waiting_on("a") == 0
         events = await moved_groups(cluster)
         assert set(events.values()) == {"b"}
-        await told(cluster, ["relocate"])
+        await changes_ended(cluster, ["relocate"])
         [plan] = spans(cluster, "qlm.plan")
         assert plan["qlm.plan.whole"] is True
         [balance] = spans(cluster, "qlm.load_balance")
@@ -103,5 +103,5 @@ async def test_an_instance_that_leaves_in_order_keeps_nothing(cluster: Cluster) 
             return await cluster.waiting_on("c") == 10
 
         await until(taken, "until somebody does")
-        await told(cluster, ["relocate", "relocate"])
+        await changes_ended(cluster, ["relocate", "relocate"])
         assert [balance["qlm.destinations"] for balance in spans(cluster, "qlm.load_balance")] == [(UNASSIGNED,), ("c",)]

@@ -250,14 +250,14 @@ async def test_advice_is_the_same_there_makes_room_for_jobs_and_leaves_the_solve
         with pytest.raises(AdviceFailedError, match="not ready"):
             await found.advise(question())
         await warm(found)
-        asked = question(*LONG)
-        advice = asyncio.create_task(found.advise(asked))
+        wanted = question(*LONG)
+        advice = asyncio.create_task(found.advise(wanted))
         for number in range(3):
             await asyncio.sleep(0.05)
             found.submit(job(number), answers.put_nowait)
             assert isinstance(await asyncio.wait_for(answers.get(), DEADLINE_S), Solved)
             assert not advice.done(), "it takes seconds"
-        assert await advice == advise(asked)
+        assert await advice == advise(wanted)
 
         pid = found.pid
         with pytest.raises(AdviceFailedError, match="AttributeError"):
@@ -272,7 +272,7 @@ async def test_advice_is_the_same_there_makes_room_for_jobs_and_leaves_the_solve
         assert found.pid == pid
 
 
-async def test_advice_that_takes_too_long_or_whose_process_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_advice_that_takes_too_long_or_whose_process_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async with worker() as found:
         await warm(found)
         monkeypatch.setattr("qlm_planner.shell.solver_client.ADVICE_TIMEOUT_S", 0.05)
@@ -323,7 +323,7 @@ async def test_an_answer_that_is_none_ends_the_process(size: int, reason: str) -
             await until(is_over, "the process is ended")
 
 
-async def test_a_solver_that_never_comes_up_says_so() -> None:
+async def test_a_solver_that_never_starts_says_so() -> None:
     answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
     async with worker(command=(sys.executable, "-c", "raise SystemExit(3)")) as found:
         found.submit(job(1), answers.put_nowait)
@@ -332,8 +332,8 @@ async def test_a_solver_that_never_comes_up_says_so() -> None:
         assert isinstance(await asyncio.wait_for(answers.get(), DEADLINE_S), SolveFailed)
 
 
-async def test_a_planner_goes_on_without_its_solver(cluster: Cluster) -> None:
-    """Killed again and again while requests come: all are placed, and the planner asks again when there is one."""
+async def test_a_planner_continues_without_its_solver(cluster: Cluster) -> None:
+    """Killed again and again while requests arrive: all are placed, and the planner tries again when there is one."""
     await cluster.join("a")
     async with cluster.planner() as shell:
 
