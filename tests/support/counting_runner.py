@@ -27,7 +27,7 @@ class CountingRunner:
     hangs: threading.Event | None = None
     hung: bool = False
     wakes: threading.Event | None = None
-    tops: dict[str, int] = field(default_factory=dict)  # likeliest tokens of the runs that ask for log probabilities
+    tops: dict[str, int] = field(default_factory=dict)  # likeliest tokens of the runs that want log probabilities
     gone: bool = False
 
     @property

@@ -18,11 +18,11 @@ SHARES_EIGHTHS = (1, 3, 5, 7)
 SCALE = 80
 
 
-def cheapest(told: dict[str, Any]) -> float:
+def cheapest(problem: dict[str, Any]) -> float:
     """By circuits: one a queue, from a depot with its active model through its groups. In units of 1/SCALE."""
-    model, count, work, deadline = told["model"], told["count"], told["work_s"], told["deadline_s"]
-    groups, queues = len(model), len(told["active"])
-    horizon = sum(work) + sum(told["swap_s"]) * (groups + 1)
+    model, count, work, deadline = problem["model"], problem["count"], problem["work_s"], problem["deadline_s"]
+    groups, queues = len(model), len(problem["active"])
+    horizon = sum(work) + sum(problem["swap_s"]) * (groups + 1)
     program = cp_model.CpModel()
     start = [program.new_int_var(0, horizon, f"start{group}") for group in range(groups)]
     served = [[program.new_bool_var(f"on{queue}_{group}") for group in range(groups)] for queue in range(queues)]
@@ -37,18 +37,18 @@ def cheapest(told: dict[str, Any]) -> float:
             arcs.append((group + 1, group + 1, served[queue][group].negated()))
             first, last = program.new_bool_var(""), program.new_bool_var("")
             arcs += [(0, group + 1, first), (group + 1, 0, last)]
-            swap = 0 if model[group] == told["active"][queue] else told["swap_s"][model[group]]
+            swap = 0 if model[group] == problem["active"][queue] else problem["swap_s"][model[group]]
             program.add(start[group] >= swap).only_enforce_if(first)
             # The first load of an empty engine keeps nobody waiting.
-            if told["active"][queue] >= 0:
-                cost.append(SCALE * told["work_weight"] * swap * first)
+            if problem["active"][queue] >= 0:
+                cost.append(SCALE * problem["work_weight"] * swap * first)
             for behind in range(groups):
                 if behind != group:
                     follows = program.new_bool_var("")
                     arcs.append((group + 1, behind + 1, follows))
-                    swap = 0 if model[behind] == model[group] else told["swap_s"][model[behind]]
+                    swap = 0 if model[behind] == model[group] else problem["swap_s"][model[behind]]
                     program.add(start[behind] >= start[group] + work[group] + swap).only_enforce_if(follows)
-                    cost.append(SCALE * told["work_weight"] * swap * follows)
+                    cost.append(SCALE * problem["work_weight"] * swap * follows)
         program.add_circuit(arcs)
     for group in range(groups):
         cost.append(SCALE * 3 // 10 * count[group] * start[group] + SCALE * 3 // 20 * count[group] * work[group])

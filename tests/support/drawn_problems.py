@@ -15,7 +15,7 @@ from qlm_planner.search import Orders, Problem
 
 @st.composite
 def problems(draw: st.DrawFn, groups_max: int = 12, queues_max: int = 4, noisy: bool = True) -> Problem:
-    """All that may come: instances that cannot serve a model, models that none can, bands, no deadlines, deadlines long over."""
+    """All possible problems: instances that cannot serve a model, models that none can, bands, no deadlines, deadlines long over."""
     shape = Shape(
         groups=draw(st.integers(1, groups_max)),
         queues=draw(st.integers(1, queues_max)),

@@ -32,7 +32,7 @@ class EngineReader:
         sampling: Sampling = GREEDY,
         after: Sequence[int] = (),
     ) -> None:
-        """A run that goes on after some tokens of an earlier attempt."""
+        """A run that continues after some tokens of an earlier attempt."""
         produced = b"".join(token.to_bytes(TOKEN_BYTES, "little") for token in after)
         await self.engine.add(
             EngineRequest(
@@ -65,7 +65,7 @@ class EngineReader:
     async def run(
         self, run_id: str, tokens: int, *, prompt: Prompt = PROMPT, sampling: Sampling = GREEDY, after: Sequence[int] = ()
     ) -> tuple[list[int], EngineOutput]:
-        """What a run makes, and its end."""
+        """Tokens of a run, and its end."""
         await self.add(run_id, tokens, prompt=prompt, sampling=sampling, after=after)
         (end,) = await self.ends(run_id)
         return self.tokens[run_id], end

@@ -12,7 +12,7 @@ from benchmarks.queue.otlp_sink import Export, MetricsExport, attributes_of, ser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedSpan:
-    """A span as it came over the wire; times in seconds since the epoch."""
+    """A span as received over the wire; times in seconds since the epoch."""
 
     service: str
     instance: str

@@ -41,7 +41,7 @@ def sampled(problem: Problem, scenarios: int, seed: int) -> Sequence[Scenario]:
     work_deviation, own_deviation = (np.sqrt(np.where(np.isfinite(each), each, 0.0)) for each in variances)
     found = []
     for _ in range(scenarios):
-        # What makes a group longer makes it so on every kind.
+        # A group that is longer is so on every kind.
         work, own = chance.standard_normal((2, problem.groups))
         found.append(
             Scenario(

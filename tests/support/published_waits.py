@@ -27,8 +27,8 @@ async def planned_waits(queue: Queue, catalogue: Mapping[str, ModelSpec], profil
     forecast = WaitForecast()
     forecast.load(catalogue, profiles)
     counted_to = unplaced[0].acceptance_number - 1 if unplaced else overview.accepted_count
-    joins = {key: group.group_id for key, group in board.newest.items()}
-    while (made := forecast.publish(board, Demand(now_s), lambda key, deadline_s: joins.get(key, ""), counted_to, 1.0, now_s)) is None:
+    newest = {key: group.group_id for key, group in board.newest.items()}
+    while (made := forecast.publish(board, Demand(now_s), lambda key, deadline_s: newest.get(key, ""), counted_to, 1.0, now_s)) is None:
         pass
     assert isinstance(made, PublishWaits), made
     return made.waits

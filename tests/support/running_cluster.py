@@ -17,7 +17,7 @@ from qlm_core.vocabulary.errors import ConfigError
 from qlm_process.cluster.state import ClusterState, ClusterStateFile
 
 START_TIMEOUT_S = 120.0
-"""Of a busy machine's."""
+"""For a busy machine."""
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.05
 
@@ -57,7 +57,7 @@ class RunningCluster:
 
     @property
     def address(self) -> str:
-        """Of the first gateway."""
+        """Address of the first gateway."""
         return self.state.of("gateway")[0].address
 
     @property
@@ -107,7 +107,7 @@ class RunningCluster:
         self._process.send_signal(number)
 
     def log(self) -> str:
-        """What `qlm up` said, and the ends of its processes' logs."""
+        """Output of `qlm up`, and the ends of its processes' logs."""
         parts = [self._log_path.read_text()]
         parts += [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted((self.state_dir / "logs").glob("*.log"))]
         return "\n".join(parts)

@@ -1,6 +1,6 @@
-"""A policy of a test, asked by an engine in another process: the object stays here, and can be looked at.
+"""A policy of a test, consulted by an engine in another process: the object stays here, and can be inspected.
 
-The engine is given `ServedPolicy`, by name and with the address of a socket, as a user gives it a policy of his own. Each question goes
+The engine is given `ServedPolicy`, by name and with the address of a socket, as a user gives it a policy of his own. Each call travels
 over the socket and is answered by the test's policy, in a thread.
 """
 
@@ -16,7 +16,7 @@ from qlm_agent.engines.policies.port import EnginePolicy, Sequences, SequenceVie
 
 
 def served_policy(policy: EnginePolicy) -> dict[str, Any]:
-    """Policy of a VllmModel by which its engine asks this policy."""
+    """Policy of a VllmModel by which its engine consults this policy."""
     listener = Listener(family="AF_UNIX")
     threading.Thread(target=_accept, args=(listener, policy), name="served-policy", daemon=True).start()
     return {"policy": f"{ServedPolicy.__module__}:{ServedPolicy.__name__}", "policy_options": {"address": listener.address}}
@@ -29,22 +29,22 @@ class ServedPolicy(EnginePolicy):
         self._connection = Client(address, family="AF_UNIX")
 
     def order(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
-        found: list[str] = self._ask("order", now_s, waiting, running)
+        found: list[str] = self._call("order", now_s, waiting, running)
         return found
 
     def victims(self, now_s: float, running: Sequence[SequenceView]) -> Sequence[str]:
-        found: list[str] = self._ask("victims", now_s, running)
+        found: list[str] = self._call("victims", now_s, running)
         return found
 
     def preempt(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
-        found: list[str] = self._ask("preempt", now_s, waiting, running)
+        found: list[str] = self._call("preempt", now_s, waiting, running)
         return found
 
     def next_wakeup_s(self, now_s: float) -> float | None:
-        at_s: float | None = self._ask("next_wakeup_s", now_s)
+        at_s: float | None = self._call("next_wakeup_s", now_s)
         return at_s
 
-    def _ask(self, question: str, now_s: float, *views: Sequence[SequenceView]) -> Any:
+    def _call(self, question: str, now_s: float, *views: Sequence[SequenceView]) -> Any:
         self._connection.send((question, now_s, [[asdict(view) for view in each] for each in views]))
         return self._connection.recv()
 

@@ -11,7 +11,7 @@ from qlm_agent.engines.simulated.sequences import Progress, RunState
 
 
 class Steps:
-    """Remembers what each step was asked for."""
+    """Remembers the arguments of each step."""
 
     def __init__(self, duration_s: float = 1.0) -> None:
         self.asked: list[tuple[int, int, list[tuple[int, int]]]] = []

@@ -23,7 +23,7 @@ START_TIMEOUT_S = 10.0
 
 WEIGHTS_BYTES = 1_000_000
 KV_BYTES = 4 * 32 * 2 * 4 * 4 * 2 * 32
-"""Of the models of `model_folder`; KV of four blocks."""
+"""For the models of `model_folder`; KV of four blocks."""
 
 CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
 
@@ -62,7 +62,7 @@ class Gpu:
 
 
 class MadeUpVllm:
-    """What `SleepingModel` uses of vLLM's engine, after the source of `Executor.sleep`, `CuMemAllocator` and PyTorch's pinned memory."""
+    """vLLM's engine as `SleepingModel` uses it, after the source of `Executor.sleep`, `CuMemAllocator` and PyTorch's pinned memory."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu

@@ -79,12 +79,12 @@ class SmallCluster:
                 await self.mend()
 
     async def mend(self) -> None:
-        """What the leading planner does at intervals."""
+        """Repairs the queue, as the leading planner does at intervals."""
         with contextlib.suppress(Unavailable):
             await self._queue.repair(True)
 
     async def finish(self, rounds_max: int = ROUNDS_MAX) -> int:
-        """Goes on until nothing is live; returns how many rounds that took. Raises AssertionError where something waits for ever."""
+        """Continues until nothing is live; returns how many rounds that took. Raises AssertionError where something waits for ever."""
         for rounds in range(rounds_max):
             await self.round()
             await self.mend()
@@ -139,7 +139,7 @@ class SmallCluster:
             self._planner = None
 
     async def _relocate(self, lease: Lease) -> None:
-        """What is unassigned goes to an instance."""
+        """Moves unassigned groups to an instance."""
         overview = await self._queue.overview()
         versions = {queue.instance: queue.version for queue in overview.virtual_queues}
         homeless = next(queue.group_ids for queue in overview.virtual_queues if queue.instance == UNASSIGNED)

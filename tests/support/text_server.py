@@ -4,7 +4,7 @@ A prompt is "<anything> [30 words]": the answer has so many words, each made fro
 output is the same however often it is interrupted. What follows the bracket is output already. A word is a token. The answer to another
 prompt fills the context.
 
-Of a chat the last message is the prompt, or the last but one where `continue_final_message` is set, which is output already then.
+The last message of a chat is the prompt, or the last but one where `continue_final_message` is set, which is output already then.
 
 `POST /fault {"name": ..., "count": N}`: the next N completions go wrong: `busy` (503), `limited` (429, Retry-After), `refused` (400),
 `broken` (500), `drop` (the connection, after a few words), `refuse_connection` (before any answer), `stall` (silence after a few words),
@@ -13,10 +13,10 @@ Of a chat the last message is the prompt, or the last but one where `continue_fi
 
 It sleeps as vLLM does in sleep mode (`--no-sleep-mode`: as vLLM without it), and answers no completions then. Faults of that: `sleepless`
 (says yes and stays awake), `sleep_says_no` (500, and sleeps), `wake_fails` (500), `wakes_broken` (completions fail from then on), `no_info`
-(500 to /server_info). With a `status` all completions are answered with that, until the next fault is told.
-`GET /calls`: what it was told, in order.
+(500 to /server_info). With a `status` all completions are answered with that, until the next fault is set.
+`GET /calls`: the calls that it received, in order.
 
-It has metrics once it was told them (`POST /metrics`, as they are to be read).
+It has metrics once they were set (`POST /metrics`, as they are to be read).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UNSAID = f"[{CONTEXT_WORDS} words]"
 WORDS_BEFORE_FAULT = 5
 WORD_S = 0.001
 LIMITED_S = 0.1
-"""What `limited` says in Retry-After."""
+"""Retry-After of `limited`."""
 KEY = "server-key"
 
 
@@ -85,8 +85,8 @@ class TextServer:
                 web.get("/is_sleeping", self._is_sleeping),
                 web.post("/sleep", self._sleep),
                 web.post("/wake_up", self._wake_up),
-                web.post("/collective_rpc", self._told),
-                web.post("/reset_prefix_cache", self._told),
+                web.post("/collective_rpc", self._recorded),
+                web.post("/reset_prefix_cache", self._recorded),
             ]
         )
         return app
@@ -121,7 +121,7 @@ class TextServer:
     async def _is_sleeping(self, _request: web.Request) -> web.Response:
         return web.json_response({"is_sleeping": bool(self._asleep)})
 
-    async def _told(self, request: web.Request) -> web.Response:
+    async def _recorded(self, request: web.Request) -> web.Response:
         self._calls.append(request.path_qs)
         return web.json_response({})
 

@@ -1,4 +1,4 @@
-"""Tiny random models for tests of real engines: made when first asked for, once per process, and removed at its end."""
+"""Tiny random models for tests of real engines: made when first requested, once per process, and removed at its end."""
 
 from __future__ import annotations
 

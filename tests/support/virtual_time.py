@@ -11,7 +11,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 TURN_S = 20e-6
-"""What a turn of the loop takes at the least, so that who polls gets on."""
+"""The least time of a turn of the loop, so that pollers advance."""
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -37,7 +37,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def in_virtual_time(work: Callable[[Callable[[], float]], Awaitable[Result]]) -> Result:
-    """What `work`, given the loop's clock, returns."""
+    """Result of `work`, given the loop's clock."""
 
     async def whole() -> Result:
         return await work(asyncio.get_running_loop().time)

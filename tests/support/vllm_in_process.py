@@ -10,7 +10,7 @@ from tiny_models import tiny_model
 
 BLOCK_TOKENS = 32
 BLOCK_BYTES = 2048 * BLOCK_TOKENS
-"""Of the tiny model, in float32."""
+"""KV of a block of the tiny model, in float32."""
 
 STEPS_MAX = 5000
 
@@ -21,7 +21,7 @@ def prompt_of(number: int, tokens: int) -> list[int]:
 
 
 class InProcess:
-    """An engine of `gpu_blocks` blocks of KV and `seats` seats. Greedy requests that make exactly as many tokens as asked for."""
+    """An engine of `gpu_blocks` blocks of KV and `seats` seats. Greedy requests that make exactly as many tokens as requested."""
 
     def __init__(self, *, gpu_blocks: int = 40, host_blocks: int = 40, seats: int = 4, prefix_cache: bool = True, **fields: Any) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -88,7 +88,7 @@ class InProcess:
         return [self.made[run_id] for run_id in run_ids]
 
     def undisturbed(self, *, prompt: Sequence[int], answer: int, sampling: dict[str, Any] | None = None) -> list[int]:
-        """What a run makes by itself, from an empty cache."""
+        """Output of a run by itself, from an empty cache."""
         run_id = f"undisturbed-{len(self.made)}"
         self.engine.reset_prefix_cache()
         self.add(run_id, prompt=prompt, answer=answer, sampling=sampling)

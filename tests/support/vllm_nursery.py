@@ -23,7 +23,7 @@ from qlm_process.temporary_folder import TemporaryFolder
 
 class QuickTemplate(Template):
     """A template whose import of vLLM is shared with the others. Its processes have the environment of default settings. `like_gpus`: vLLM
-    for CPUs schedules asynchronously where it is told to, and forks its own processes."""
+    for CPUs schedules asynchronously where configured to, and forks its own processes."""
 
     def __init__(self, *, like_gpus: bool = False) -> None:
         super().__init__("", {}, 300.0)

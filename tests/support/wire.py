@@ -1,4 +1,4 @@
-"""A wire between a process and the server that can be cut: what is sent meanwhile is not lost, as TCP would have it, but comes when it
+"""A wire between a process and the server that can be cut: what is sent meanwhile is not lost, as TCP would have it, but arrives when it
 heals. Or answers on the connections that are there are swallowed, as by a way that broke without a word."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ READ_BYTES = 1 << 16
 
 
 class Wire:
-    """A TCP proxy on a port of its own. `held`: bytes that wait for it to heal, in both directions. `swallowed`: those that never come."""
+    """A TCP proxy on a port of its own. `held`: bytes that wait for it to heal, in both directions. `swallowed`: those that are lost."""
 
     def __init__(self, url: str) -> None:
         """`url`: of the server."""
@@ -49,7 +49,7 @@ class Wire:
         self._whole.set()
 
     def swallow_answers(self) -> None:
-        """From now on, of the connections that are open: what is asked on them arrives. Later ones are whole."""
+        """From now on, connections that are open deliver requests and swallow answers. Later ones are whole."""
         self._deaf = self._opened
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -75,6 +75,6 @@ class Wire:
                 sink.write(data)
                 await sink.drain()
         except ConnectionError:
-            return  # the other side went away: so does this one
+            return  # the other side is closed: so is this one
         finally:
             sink.close()

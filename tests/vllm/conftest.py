@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-# For this process and all that it starts: nothing is asked of a hub, and engines side by side do not fight for the cores.
+# For this process and all that it starts: nothing is requested of a hub, and engines side by side do not fight for the cores.
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", OMP_NUM_THREADS="1")
 
 WITH_VLLM = find_spec("vllm") is not None

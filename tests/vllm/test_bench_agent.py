@@ -43,12 +43,12 @@ def test_waits_on_a_cluster_whose_row_was_measured_as_it_serves(tiny_models: tup
     ran = CliRunner().invoke(main, ["agent", "--engine", "vllm", "--model", str(tiny_models[0]), "--quick", "--json", *only])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout.splitlines()[-1])
-    told = found["context"]["parts"]["wait"]
-    assert told["requests"] == 30
-    assert 0.0 <= told["actual_s"]["median"] <= told["actual_s"]["max"]
+    wait = found["context"]["parts"]["wait"]
+    assert wait["requests"] == 30
+    assert 0.0 <= wait["actual_s"]["median"] <= wait["actual_s"]["max"]
     assert found["r2_wait"] <= 1.0
     # The row is the engine's own, made as slow or as quick as the runs in the cluster were.
-    factor = told["serving"]["times_as_slow_as_by_itself"]
-    assert told["serving"]["runs"] >= 20
+    factor = wait["serving"]["times_as_slow_as_by_itself"]
+    assert wait["serving"]["runs"] >= 20
     for figure in ("decode_a_ms", "decode_b_ms_per_seq", "prefill_base_ms"):
-        assert told["profile"][figure] == pytest.approx(factor * told["by_itself"][figure], rel=1e-3)
+        assert wait["profile"][figure] == pytest.approx(factor * wait["by_itself"][figure], rel=1e-3)

@@ -1,4 +1,4 @@
-"""What goes wrong with real engine processes: each fault is a clear error, and the engine goes on where it can."""
+"""Faults of real engine processes: each one is a clear error, and the engine continues where it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulling (QLM section 5): what an agent pulls runs at once, unless lookahead asks for more."""
+"""Pulling (QLM section 5): pulled requests run at once, unless lookahead allows more."""
 
 from __future__ import annotations
 
@@ -125,10 +125,10 @@ async def test_nothing_waits_in_the_engine_without_lookahead(
     assert most_waiting <= lookahead
 
 
-async def test_ends_say_what_the_prefix_cache_had_of_their_prompts(
+async def test_ends_report_the_cached_part_of_their_prompts(
     queue: RedisQueue, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of 700 tokens comes once the first has ended, and begins with the same 640, which are whole blocks."""
+    """The second of 700 tokens arrives once the first has ended, and begins with the same 640, which are whole blocks."""
     shared = [3 + at * 7 % 2000 for at in range(640)]
     prompts = [[*shared, *([tail] * 60)] for tail in (5, 6)]
     async with served(queue, prompts, tiny_models, monkeypatch, batch_max=1):

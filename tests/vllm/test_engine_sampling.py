@@ -67,22 +67,22 @@ async def test_stop_strings_end_output_before_them_wherever_it_was_evicted(rig: 
     at = inside[len(inside) // 2]
     stop = text[at : at + 8]  # of more than one token
     stopping = Sampling(temperature=0.0, ignore_eos=True, stop=(stop, "never said"))
-    told, ended = await rig.made(stopping, 40)
+    output, ended = await rig.made(stopping, 40)
     assert ended.finish is FinishReason.STOP
-    assert told == whole[: len(told)]
-    assert stop not in rig.text(told)
-    assert stop in rig.text(whole[: len(told) + 8])
-    for produced in range(len(told) + 1):
-        rest, again = await rig.made(stopping, 40, after=told[:produced])
-        assert (told[:produced] + rest, again.finish) == (told, FinishReason.STOP), f"evicted after {produced}"
+    assert output == whole[: len(output)]
+    assert stop not in rig.text(output)
+    assert stop in rig.text(whole[: len(output) + 8])
+    for produced in range(len(output) + 1):
+        rest, again = await rig.made(stopping, 40, after=output[:produced])
+        assert (output[:produced] + rest, again.finish) == (output, FinishReason.STOP), f"evicted after {produced}"
 
 
 async def test_the_model_ends_its_answer_and_an_evicted_one_knows(rig: Rig) -> None:
     """The end-of-sequence token is forced by a regular expression that allows nothing else."""
-    told, ended = await rig.made(Sampling(temperature=0.0, regex="ab"), 40)
+    output, ended = await rig.made(Sampling(temperature=0.0, regex="ab"), 40)
     assert ended.finish is FinishReason.STOP
-    assert rig.text(told) == "ab"
-    nothing, again = await rig.made(Sampling(temperature=0.0), 40, after=told)
+    assert rig.text(output) == "ab"
+    nothing, again = await rig.made(Sampling(temperature=0.0), 40, after=output)
     assert (nothing, again.finish) == ([], FinishReason.STOP)
 
 
@@ -103,7 +103,7 @@ async def test_a_seed_gives_the_same_answer(rig: Rig) -> None:
     ],
     ids=["seed", "penalties", "structured"],
 )
-async def test_what_may_not_be_aborted_goes_on_exactly_after_a_kv_swap(rig: Rig, sampling: Sampling) -> None:
+async def test_a_run_that_may_not_be_aborted_continues_exactly_after_a_kv_swap(rig: Rig, sampling: Sampling) -> None:
     assert not sampling.resumable, "the agent's machine never aborts it"
     whole, _ = await rig.made(sampling, 120)
     await rig.add("moved", 120, sampling=sampling)
@@ -122,11 +122,11 @@ async def test_penalties_change_the_answer(rig: Rig) -> None:
 
 async def test_structured_output_has_its_structure(rig: Rig) -> None:
     schema = json.dumps({"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}}, "required": ["n"]})
-    told, ended = await rig.made(Sampling(temperature=0.0, json_schema=schema), 200)
+    output, ended = await rig.made(Sampling(temperature=0.0, json_schema=schema), 200)
     assert ended.finish is FinishReason.STOP
-    assert 0 <= json.loads(rig.text(told))["n"] <= 99
-    told, _ = await rig.made(Sampling(temperature=0.0, regex="[0-9]{3}-[a-f]{2}"), 50)
-    assert re.fullmatch("[0-9]{3}-[a-f]{2}", rig.text(told))
+    assert 0 <= json.loads(rig.text(output))["n"] <= 99
+    output, _ = await rig.made(Sampling(temperature=0.0, regex="[0-9]{3}-[a-f]{2}"), 50)
+    assert re.fullmatch("[0-9]{3}-[a-f]{2}", rig.text(output))
 
 
 @pytest.mark.parametrize(

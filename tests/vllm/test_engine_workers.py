@@ -97,7 +97,7 @@ async def test_it_serves_aborts_resumes_and_leaves_nothing_behind(engine: VllmEn
     await asyncio.to_thread(wait_until, lambda: all(gone(pid) for pid in group), 60.0, "vLLM's processes end with theirs")
 
 
-async def test_a_failed_load_says_what_failed_in_vllms_own_processes(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
+async def test_a_failed_load_names_the_fault_in_vllms_own_processes(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(tiny_models[0], damaged)
     weights = damaged / "model.safetensors"

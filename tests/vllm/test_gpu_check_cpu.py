@@ -1,4 +1,4 @@
-"""The checks of GPUs as a dry run on this CPU: their parts that need PyTorch and vLLM run, and tell figures that add up."""
+"""The checks of GPUs as a dry run on this CPU: their parts that need PyTorch and vLLM run, and report figures that add up."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_a_dry_run_passes_and_leaves_its_figures(tmp_path: Path) -> None:
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_servers_take_turns_in_a_dry_run(tmp_path: Path) -> None:
     assert dry_run(tmp_path, "sleeping_servers")[0] == {"sleeping_servers": "passed"}
-    told = json.loads((tmp_path / "sleeping_servers.json").read_text())
-    assert ([event["model"] for event in told["events"]], told["answers"]) == (list("ababbb"), 8)
+    results = json.loads((tmp_path / "sleeping_servers.json").read_text())
+    assert ([event["model"] for event in results["events"]], results["answers"]) == (list("ababbb"), 8)
 
 
 def test_steps_prefills_and_transfers_take_time() -> None:

@@ -1,4 +1,4 @@
-"""KV swap in vLLM: a request leaves the batch with its KV and goes on exactly where it was, whatever happened meanwhile."""
+"""KV swap in vLLM: a request leaves the batch with its KV and continues exactly where it was, whatever happened meanwhile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fill_gpu(vllm: InProcess) -> None:
 @pytest.mark.parametrize(
     ("prompt_tokens", "produced"), [(1, 1), (1, 31), (1, 33), (31, 1), (31, 2), (32, 1), (32, 2), (33, 31), (100, 28), (100, 29), (100, 30)]
 )
-def test_it_goes_on_exactly_where_it_was_after_others_wrote_over_its_blocks(vllm: InProcess, prompt_tokens: int, produced: int) -> None:
+def test_it_continues_exactly_where_it_was_after_others_wrote_over_its_blocks(vllm: InProcess, prompt_tokens: int, produced: int) -> None:
     prompt = prompt_of(7, prompt_tokens)
     expected = vllm.undisturbed(prompt=prompt, answer=60)
     vllm.add("r", prompt=prompt, answer=60)
@@ -172,7 +172,7 @@ def test_nobody_finds_blocks_that_an_abort_left_empty(vllm: InProcess) -> None:
     assert vllm.finish("same") == [expected]
 
 
-def test_blocks_that_came_back_are_found_again(vllm: InProcess) -> None:
+def test_restored_blocks_are_found_again(vllm: InProcess) -> None:
     vllm.add("r", prompt=prompt_of(9, 100), answer=50)
     vllm.step(4)
     offload(vllm, "r")

@@ -1,4 +1,4 @@
-"""The openai engine on vLLM's own API server: what the conformance suite does not ask."""
+"""The openai engine on vLLM's own API server: checks beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_structured_output_and_seeds_are_passed_on(engine: OpenAiEngine, t
     assert end.failure.kind is FailureKind.REFUSED
 
 
-async def test_its_load_is_what_the_server_says(engine: OpenAiEngine) -> None:
+async def test_its_load_is_as_the_server_reports(engine: OpenAiEngine) -> None:
     assert engine.stats().kv_capacity_tokens == KV_TOKENS
     other = engine_on(shared_vllm_server())
     await other.start()

@@ -125,7 +125,7 @@ def test_nobody_is_preempted_where_that_does_not_make_room(vllm: InProcess) -> N
 
 
 def test_an_urgent_run_is_looked_at_again_when_another_ended(vllm: InProcess) -> None:
-    """What could not be freed for it before can be then."""
+    """Capacity that could not be freed for it before can be then."""
     vllm.add("kept", prompt=prompt_of(0, 300), answer=10, priority=0)  # 10 blocks
     for number in range(2):
         vllm.add(f"r{number}", prompt=prompt_of(number + 1, 150), answer=150, priority=5)  # 5 blocks each, 10 at the end
@@ -140,7 +140,7 @@ def test_an_urgent_run_is_looked_at_again_when_another_ended(vllm: InProcess) ->
     vllm.finish("urgent", "r0", "r1")
 
 
-def test_an_urgent_run_that_came_during_a_pause_has_its_seat_after_it(vllm: InProcess) -> None:
+def test_an_urgent_run_that_arrived_during_a_pause_has_its_seat_after_it(vllm: InProcess) -> None:
     from vllm.v1.core.sched.interface import PauseState
 
     fill_seats(vllm, priority=5)

@@ -15,7 +15,7 @@ HOST_BLOCKS, SEATS = 10, 2
 
 
 class Pipeline:
-    """Two steps in flight; the model says token 7 always. `told`: tokens of each run that were delivered."""
+    """Two steps in flight; the model says token 7 always. `delivered`: tokens of each run that were reported."""
 
     def __init__(self, engine: InProcess) -> None:
         from vllm.v1.structured_output import StructuredOutputManager
@@ -30,7 +30,7 @@ class Pipeline:
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_TOKENS,
         )
-        self.told: dict[str, int] = {}
+        self.delivered: dict[str, int] = {}
         self.scheduled: list[dict[str, int]] = []
         self._flight: deque[Any] = deque()
 
@@ -42,7 +42,7 @@ class Pipeline:
         self.scheduler.add_request(
             Request(request_id=run_id, prompt_token_ids=prompt_of(1, tokens), sampling_params=params, pooling_params=None)
         )
-        self.told[run_id] = 0
+        self.delivered[run_id] = 0
 
     def abort(self, run_id: str) -> None:
         from vllm.v1.request import RequestStatus
@@ -67,8 +67,8 @@ class Pipeline:
             sampled_token_ids=[[7] for _ in names],  # no prompt here needs two steps
         )
         for each in self.scheduler.update_from_output(output, made).values():
-            for told in each.outputs:
-                self.told[told.request_id] += len(told.new_token_ids)
+            for part in each.outputs:
+                self.delivered[part.request_id] += len(part.new_token_ids)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -93,16 +93,16 @@ def pipeline(engine: InProcess) -> Pipeline:
     return Pipeline(engine)
 
 
-def test_a_run_in_a_step_under_way_leaves_when_its_output_has_come(pipeline: Pipeline) -> None:
+def test_a_run_in_a_step_under_way_leaves_when_its_output_has_arrived(pipeline: Pipeline) -> None:
     pipeline.add("r", 40, 50)
     pipeline.run(5)  # one step is under way
-    assert pipeline.told["r"] == 4
+    assert pipeline.delivered["r"] == 4
     assert pipeline.scheduler.offload(["r"]) == ["r"]
     assert pipeline.scheduler.offloaded() == set()
     output = pipeline.schedule()
     assert output.num_scheduled_tokens == {}, "it is left out of further steps"
     pipeline.land()
-    assert pipeline.told["r"] == 5, "what was made is told"
+    assert pipeline.delivered["r"] == 5, "its output is reported"
     output = pipeline.schedule()
     (copies,) = output.kv_connector_metadata.stores.values()
     assert len(copies) == 2  # 40 + 5 - 1 tokens
@@ -116,7 +116,7 @@ def test_a_run_in_a_step_under_way_leaves_when_its_output_has_come(pipeline: Pip
     assert len(cached.all_token_ids["r"]) == 45, "the worker needs its tokens again"
     pipeline.run(60)
     pipeline.drain()
-    assert pipeline.told["r"] == 50
+    assert pipeline.delivered["r"] == 50
     assert not pipeline.scheduler.requests
 
 
@@ -126,7 +126,7 @@ def test_a_run_whose_last_token_is_under_way_ends_and_does_not_leave(pipeline: P
     assert pipeline.scheduler.offload(["r"]) == ["r"]
     assert pipeline.scheduler.host_kv_used_tokens() == 2 * BLOCK_TOKENS
     pipeline.drain()
-    assert pipeline.told["r"] == 5
+    assert pipeline.delivered["r"] == 5
     assert pipeline.scheduler.offloaded() == set()
     assert pipeline.scheduler.host_kv_used_tokens() == 0
     assert not pipeline.scheduler.requests
@@ -139,7 +139,7 @@ def test_a_run_that_is_aborted_while_it_leaves_holds_nothing(pipeline: Pipeline)
     pipeline.abort("r")
     assert pipeline.scheduler.host_kv_used_tokens() == 0
     pipeline.drain()
-    assert pipeline.told["r"] == 4
+    assert pipeline.delivered["r"] == 4
     assert pipeline.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 24
 
 
@@ -153,7 +153,7 @@ def test_a_run_that_loses_its_kv_while_it_leaves_computes_it_again(pipeline: Pip
     assert pipeline.scheduler.host_kv_used_tokens() == 0
     pipeline.run(60)
     pipeline.drain()
-    assert pipeline.told["r"] == 50
+    assert pipeline.delivered["r"] == 50
     assert pipeline.scheduler.offloaded() == set()
 
 
@@ -167,5 +167,5 @@ def test_an_urgent_run_preempts_one_in_a_step_under_way_and_its_output_is_kept(p
     assert output.num_scheduled_tokens.keys() == {"a", "urgent"}
     pipeline.run(80)
     pipeline.drain()
-    assert pipeline.told == {"a": 50, "b": 50, "urgent": 3}
+    assert pipeline.delivered == {"a": 50, "b": 50, "urgent": 3}
     assert pipeline.scheduler.preemptions == 1

@@ -1,4 +1,4 @@
-"""What the plug-in says about engines and vLLMs that it is not made for."""
+"""Refusals of the plug-in for engines and vLLMs that it is not made for."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_policy_is_chosen_by_name() -> None:
         engine.close()
 
 
-def test_another_scheduler_than_it_is_made_for_is_refused_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_scheduler_than_it_is_made_for_is_refused_with_the_missing_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from qlm_agent.engines.vllm.scheduler.scheduler import check_vllm
@@ -101,7 +101,7 @@ def test_another_scheduler_than_it_is_made_for_is_refused_with_what_it_lacks(mon
         check_vllm()
 
 
-def test_what_kv_swap_cannot_keep_is_refused_by_name() -> None:
+def test_kv_that_kv_swap_cannot_keep_is_refused_by_name() -> None:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     from qlm_agent.engines.vllm.scheduler.kv_connector import check
