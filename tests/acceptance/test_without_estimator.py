@@ -1,4 +1,4 @@
-"""The estimator of a real cluster is killed, and nobody starts another: nothing stops, predictions go on from the last profiles."""
+"""The estimator of a real cluster is killed, and nobody starts another: nothing stops, predictions continue from the last profiles."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 1. An accepted request reaches exactly one terminal state, or is live in exactly one place.
 2. A request is in at most one group, or owned by at most one incarnation. Every open group is on exactly one virtual queue.
-3. What the queue counts is what it holds.
+3. The queue counts what it holds.
 4. Delivered tokens are never retracted: see `check_output`.
 """
 

@@ -117,8 +117,8 @@ async def test_a_group_of_a_paused_model_leaves_the_head_and_is_not_pulled(scene
     await scene.pull(1)
     await mirror("pause", PauseKind.MODEL, "m")
 
-    looked = await mirror("pull", scene.agent, "", ROOMY)
-    assert looked.head.group_id == "g1"
+    polled = await mirror("pull", scene.agent, "", ROOMY)
+    assert polled.head.group_id == "g1"
     assert await pulled_names(scene, "m") == []
     assert await pulled_names(scene, "other") == ["r2"]
     assert await scene.queue_of(UNASSIGNED) == ["g0"]

@@ -33,7 +33,7 @@ class Counted:
 
 @dataclass
 class Watched:
-    """Groups g0 to g39 with two requests each on instance "a", and who looks at them."""
+    """Groups g0 to g39 with two requests each on instance "a", and their poller."""
 
     scene: Scenario
     counted: Counted

@@ -102,7 +102,7 @@ async def test_results_are_kept_for_their_window(make_mirror: Callable[..., Mirr
     assert not (await queue.accept(acceptance(key_of("r1"), salt="another body"))).duplicate
 
 
-async def test_frames_of_a_gateway_that_is_gone_go(make_mirror: Callable[..., Mirror]) -> None:
+async def test_frames_of_a_gateway_that_is_gone_are_deleted(make_mirror: Callable[..., Mirror]) -> None:
     mirror = make_mirror(Bounds(frames_ttl_s=0.05))
     await mirror.real.queue.start()
     await mirror.real.queue.accept(acceptance(key_of("r1")))

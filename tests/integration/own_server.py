@@ -100,7 +100,7 @@ async def accepted_at_last(queue: RedisQueue, number: int) -> None:
 
 
 async def filled(queue: RedisQueue, size: int = BODY_BYTES) -> tuple[int, QueueFull]:
-    """Accepts until it is refused, with pauses as long as a look at the server is kept."""
+    """Accepts until it is refused, with pauses as long as a reading of the server is kept."""
     for number in range(1_000):
         try:
             await queue.accept(acceptance(number, size))

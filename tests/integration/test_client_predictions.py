@@ -31,7 +31,7 @@ PROMPT = [5, 6, 7]
 SLO_S = 20.0
 
 
-async def looking(rig: Rig) -> GatewayRun:
+async def gateway_with_waits(rig: Rig) -> GatewayRun:
     """A gateway that knows the instance from the published waits."""
     rig.publish()
     gateway = await rig.gateway()
@@ -50,7 +50,7 @@ def check(prediction: Prediction | None) -> Prediction:
 
 
 async def test_acceptance_and_status_predict_when_it_starts_and_ends_and_how_likely_it_is_late(rig: Rig) -> None:
-    gateway = await looking(rig)
+    gateway = await gateway_with_waits(rig)
     async with qlm.AsyncClient(gateway.address) as client:
         accepted = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r")
         late = check(accepted.prediction).probability_late
@@ -92,7 +92,7 @@ async def test_acceptance_and_status_predict_when_it_starts_and_ends_and_how_lik
 
 
 async def test_a_prediction_for_one_sent_again_is_by_its_place(rig: Rig) -> None:
-    gateway = await looking(rig)
+    gateway = await gateway_with_waits(rig)
     async with qlm.AsyncClient(gateway.address) as client:
         for number in range(5):
             await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id=f"r{number}")
@@ -110,7 +110,7 @@ async def test_a_prediction_for_one_sent_again_is_by_its_place(rig: Rig) -> None
 
 async def test_a_prediction_for_one_that_waits_again_is_for_its_rest(rig: Rig) -> None:
     """Broken off after 280 of 300 tokens: its predicted end is later than while it ran, and earlier than a new request's."""
-    gateway = await looking(rig)
+    gateway = await gateway_with_waits(rig)
     async with qlm.AsyncClient(gateway.address) as client:
         for name in ("r", "new"):
             await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=300, request_id=name)
@@ -134,7 +134,7 @@ async def test_a_prediction_for_one_that_waits_again_is_for_its_rest(rig: Rig) -
 
 
 async def test_the_command_shows_when_it_starts_and_ends(rig: Rig) -> None:
-    gateway = await looking(rig)
+    gateway = await gateway_with_waits(rig)
 
     async def shown() -> dict[str, list[float]]:
         words = ["status", "r", "--address", gateway.address]
@@ -158,7 +158,7 @@ async def test_the_command_shows_when_it_starts_and_ends(rig: Rig) -> None:
 
 
 async def test_a_hint_of_the_command_line_reaches_the_gateway_and_is_cut_to_the_limit(rig: Rig) -> None:
-    gateway = await looking(rig)
+    gateway = await gateway_with_waits(rig)
     for number, hint in enumerate(("7", "4294967295")):
         words = ["submit", "-m", MODEL, "--no-wait", "--request-id", f"r{number}", "--max-tokens", "20", "--expected-output", hint, "hello"]
         sent = await asyncio.to_thread(CliRunner().invoke, root, [*words, "--address", gateway.address])
@@ -179,7 +179,7 @@ async def test_a_hint_of_the_command_line_reaches_the_gateway_and_is_cut_to_the_
 
 async def test_pieces_of_text_are_counted_as_tokens(rig: Rig) -> None:
     """From an engine that reports only text: its stored output is no four bytes a token."""
-    gateway = await looking(rig)
+    gateway = await gateway_with_waits(rig)
     rig.agent.text_output = True
     async with qlm.AsyncClient(gateway.address) as client:
         await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=300, request_id="r")
@@ -194,7 +194,7 @@ async def test_pieces_of_text_are_counted_as_tokens(rig: Rig) -> None:
 
 
 async def test_a_stream_reports_its_outlook_while_it_waits_and_not_after(rig: Rig) -> None:
-    gateway = await looking(rig)
+    gateway = await gateway_with_waits(rig)
     outlooks: list[Outlook] = []
     async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
         stream = client.generate(MODEL, PROMPT, slo_s=600.0, max_tokens=4, outlook_every_s=1.0, on_outlook=outlooks.append)
@@ -217,7 +217,7 @@ async def test_a_stream_reports_its_outlook_while_it_waits_and_not_after(rig: Ri
 
 
 async def test_a_stream_reports_its_outlook_when_it_waits_again_and_then_the_rest(rig: Rig) -> None:
-    gateway = await looking(rig)
+    gateway = await gateway_with_waits(rig)
     outlooks: list[Outlook] = []
     async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
         stream = client.generate(MODEL, PROMPT, slo_s=600.0, max_tokens=300, outlook_every_s=1.0, on_outlook=outlooks.append)
@@ -240,7 +240,7 @@ async def test_a_stream_reports_its_outlook_when_it_waits_again_and_then_the_res
 
 
 async def test_a_stream_of_an_accepted_request_reports_it_too_but_only_on_request(rig: Rig) -> None:
-    gateway = await looking(rig)
+    gateway = await gateway_with_waits(rig)
     outlooks: list[Outlook] = []
     async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
         await client.submit(MODEL, PROMPT, max_tokens=4, request_id="r")
@@ -271,7 +271,7 @@ async def test_an_absurd_pace_is_refused(rig: Rig, every_s: float) -> None:
 
 async def test_a_refused_request_learns_when_to_retry(tmp_path: Path) -> None:
     async with open_rig(tmp_path, Bounds(queue_max=100, tenant_max=2, class_max=50)) as rig:
-        gateway = await looking(rig)
+        gateway = await gateway_with_waits(rig)
         async with qlm.AsyncClient(gateway.address) as client:
             for number in range(2):
                 await client.submit(MODEL, PROMPT, request_id=f"r{number}", tenant="a")

@@ -176,7 +176,7 @@ async def test_more_streams_than_allowed_are_refused_with_a_hint_and_go_to_anoth
 
 
 async def test_memory_stays_flat_while_hundreds_of_readers_do_not_read(rig: Rig, tmp_path: Path) -> None:
-    """A real gateway process: 100 calls that read nothing, whose requests go on and on."""
+    """A real gateway process: 100 calls that read nothing, whose requests run all the time."""
     readers_count, warm_up, steps, step_tokens = 100, 25, 75, 300
     async with (
         gateway_process(rig, tmp_path, context_tokens_max=CONTEXT_TOKENS_MAX, stream_stall_s=0.5) as gateway,

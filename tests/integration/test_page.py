@@ -61,7 +61,7 @@ async def test_without_keys_loopback_sees_the_cluster_and_no_prompt(rig: Rig) ->
     assert "safe" not in json.dumps(document)
 
 
-async def test_the_queue_is_read_once_however_many_browsers_look(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_queue_is_read_once_for_any_number_of_browsers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a second all get one reading, byte for byte."""
     monkeypatch.setattr("qlm_gateway.front.http.page.READ_EVERY_S", 3_600.0)
     gateway = await http_gateway(rig)

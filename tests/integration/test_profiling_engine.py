@@ -149,7 +149,7 @@ def test_an_engine_without_host_memory_is_profiled_without_loads() -> None:
 
 class _Engine(SimulatedEngine):
     """The simulated one, with a fault that a test sets. `slow_back`: KV takes twice as long from host memory as to it. `prompts`: of the
-    runs that it was given, but for those that go on."""
+    runs that it was given, except those that continue."""
 
     fails = False
     silent = False

@@ -75,7 +75,7 @@ async def test_a_disk_that_others_fill_stops_acceptance_until_there_is_room(serv
         await queue.accept(acceptance(number))
         cluster.keys.append(RequestKey("t0", f"r{number}"))
     (small_disk / "other").write_bytes(bytes(shutil.disk_usage(small_disk).free - 25 * BODY_BYTES))
-    await asyncio.sleep(0.6)  # a look at the server is kept so long
+    await asyncio.sleep(0.6)  # a reading of the server is kept so long
     with pytest.raises(QueueFull):
         await queue.accept(acceptance(100))
     assert await cluster.finish()

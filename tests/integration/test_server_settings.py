@@ -96,7 +96,7 @@ async def test_a_server_whose_log_is_deleted_takes_no_requests(server: Server, t
     await queue.start()
     await queue.accept(acceptance(0))
     (tmp_path / "appendonlydir").rename(tmp_path / "elsewhere")
-    await asyncio.sleep(0.6)  # a look at the server is kept so long
+    await asyncio.sleep(0.6)  # a reading of the server is kept so long
     with pytest.raises(Unavailable, match="log of writes is gone"):
         await queue.accept(acceptance(1))
     (tmp_path / "elsewhere").rename(tmp_path / "appendonlydir")
@@ -186,7 +186,7 @@ async def test_nothing_is_acknowledged_whose_log_was_not_written(tmp_path: Path)
             continue
         acknowledged.append(number)
     assert 0 < len(acknowledged) < 40
-    await asyncio.sleep(0.6)  # a look at the server is kept so long
+    await asyncio.sleep(0.6)  # a reading of the server is kept so long
     assert "log of writes" in await queue.refusal()
     await queue.stop()
     server.stop(signal.SIGKILL)

@@ -27,7 +27,7 @@ class ReceivedSpan:
 
 
 class OtlpSink:
-    """Keeps spans; `trace` finds those of one trace. Of histograms it keeps the attributes and the count of the newest export."""
+    """Keeps spans; `trace` finds those of one trace. For histograms it keeps the attributes and the count of the newest export."""
 
     def __init__(self) -> None:
         self._lock = Lock()

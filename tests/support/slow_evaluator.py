@@ -88,7 +88,7 @@ def _group_cost(problem: Problem, kind: int, group: int, start_s: float, varianc
 
 
 def slow_completions(problem: Problem, queues: list[list[int]]) -> float:
-    """Equation 13 as printed: the sum of the groups' completion times, by the means, with swaps at their full time but for the first one of
+    """Equation 13 as printed: the sum of the groups' completion times, by the means, with swaps at their full time except the first one of
     a queue."""
     total = 0.0
     for queue, groups in enumerate(queues):

@@ -1,7 +1,7 @@
 """A small server of OpenAI's completions API that knows only text, as a process of its own, with the faults that servers have.
 
 A prompt is "<anything> [30 words]": the answer has so many words, each made from what stands before the bracket and from its place, so
-output is the same however often it is interrupted. What follows the bracket is output already. A word is a token. The answer to another
+output is the same however often it is interrupted. Text after the bracket is output already. A word is a token. The answer to another
 prompt fills the context.
 
 The last message of a chat is the prompt, or the last but one where `continue_final_message` is set, which is output already then.

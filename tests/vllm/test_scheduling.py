@@ -124,7 +124,7 @@ def test_nobody_is_preempted_where_that_does_not_make_room(vllm: InProcess) -> N
     vllm.finish("urgent")
 
 
-def test_an_urgent_run_is_looked_at_again_when_another_ended(vllm: InProcess) -> None:
+def test_an_urgent_run_is_considered_again_when_another_ended(vllm: InProcess) -> None:
     """Capacity that could not be freed for it before can be then."""
     vllm.add("kept", prompt=prompt_of(0, 300), answer=10, priority=0)  # 10 blocks
     for number in range(2):

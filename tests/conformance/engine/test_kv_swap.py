@@ -1,4 +1,4 @@
-"""KV swap: runs whose KV is in host memory stay the engine's, silent, and go on exactly where they were."""
+"""KV swap: runs whose KV is in host memory stay the engine's, silent, and continue exactly where they were."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_an_engine_that_can_offload_says_how_much(subject: Subject) -> Non
     assert (stats.offloaded, stats.host_kv_used_tokens) == (0, 0)
 
 
-async def test_an_offloaded_run_is_silent_and_uses_no_kv_while_others_go_on(subject: Subject, reader: Reader) -> None:
+async def test_an_offloaded_run_is_silent_and_uses_no_kv_while_others_continue(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "out", number=1, prompt=800, answer=600))
     await subject.engine.add(request(subject, "on", number=2, answer=1500))
     await reader.until_made(5, "out", "on")

@@ -120,7 +120,7 @@ async def test_an_engine_that_reports_only_text_refuses(subject: Subject, reader
 
 
 def assert_close(said: Logprobs, expected: Logprobs) -> None:
-    """Equal within `TOLERANCE`. Of likeliest tokens only the values: those of tokens that are equally likely may change places."""
+    """Equal within `TOLERANCE`. For likeliest tokens only the values: those of tokens that are equally likely may change places."""
     assert len(said.of_token) == len(expected.of_token)
     assert list(said.of_token) == pytest.approx(list(expected.of_token), abs=TOLERANCE)
     assert list(said.of_top) == pytest.approx(list(expected.of_top), abs=TOLERANCE)

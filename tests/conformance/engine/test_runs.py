@@ -166,7 +166,7 @@ async def test_output_is_the_same_when_kv_is_short_and_runs_are_preempted(start:
 
 
 @needs(Can.LIMIT)
-async def test_a_run_that_outgrows_kv_fails_and_the_others_go_on(start: Start) -> None:
+async def test_a_run_that_outgrows_kv_fails_and_the_others_continue(start: Start) -> None:
     subject = await start(Limits(kv_capacity_tokens=320))
     reader = Reader(subject)
     await subject.engine.add(request(subject, "prompt", number=1, prompt=400))

@@ -90,7 +90,7 @@ async def test_a_server_that_stands_still_for_longer_than_a_lease(rig: Rig, serv
         most = max(most, machine.runs.held_tokens)
     if buffer_tokens_max < 1_000_000:
         assert machine.paused
-        assert most <= buffer_tokens_max + 8 * 60, "at most what one look at the engine brings is beyond the bound"
+        assert most <= buffer_tokens_max + 8 * 60, "at most the output of one engine poll is beyond the bound"
     else:
         assert not machine.paused
         assert most > 2_000

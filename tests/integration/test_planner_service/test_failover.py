@@ -182,7 +182,7 @@ async def test_bad_input_is_refused(cluster: Cluster) -> None:
             with pytest.raises(grpc.RpcError) as refusal:
                 await call
             assert isinstance(from_rpc_error(refusal.value), InvalidRequest)
-        # An instance that is not registered in the queue is looked for there, and not believed.
+        # An instance that is not registered in the queue is searched there, and not believed.
         stranger = instance_pb2.Instance(name="x", incarnation="x/7", n_gpu=1, models=["mistral-7b"])
         await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=stranger), timeout=30)
         with pytest.raises(grpc.RpcError) as refusal:
