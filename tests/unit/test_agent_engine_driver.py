@@ -1,5 +1,4 @@
-"""What other clients of an engine's server hold is told when it changed: before a model is active beside them, and as nothing after it is
-lost."""
+"""The load of other clients of an engine's server is reported when it changes: before a model is active, and as zero after it is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ class SharedEngine:
 
 
 class Driven:
-    """A driver over it; `events`: what the machine was told."""
+    """A driver over it; `events`: the events that the machine received."""
 
     def __init__(self) -> None:
         self.engine = SharedEngine()
@@ -63,42 +62,42 @@ class Driven:
         for work in works:
             await work
 
-    def told(self) -> list[object]:
-        """Since last asked: what others hold, and the kinds of all else."""
+    def new_events(self) -> list[object]:
+        """Since the last call: the load of others, and the kinds of all else."""
         events, self.events[:] = list(self.events), []
         return [(event.runs, event.kv_tokens) if isinstance(event, OtherLoad) else type(event) for event in events]
 
 
-async def test_it_is_known_before_a_model_is_active() -> None:
+async def test_it_is_reported_before_a_model_is_active() -> None:
     driven = Driven()
     driven.engine.others = (3, 600)
     await driven.load("m")
-    assert driven.told() == [(3, 600), ModelLoaded]
+    assert driven.new_events() == [(3, 600), ModelLoaded]
     driven.engine.others = (0, 0)
     await driven.load("n")
-    assert driven.told() == [(0, 0), ModelLoaded]
+    assert driven.new_events() == [(0, 0), ModelLoaded]
 
 
-async def test_it_is_told_when_it_changed() -> None:
+async def test_load_of_others_is_reported_when_it_changes() -> None:
     driven = Driven()
     await driven.load("m")
-    assert driven.told() == [ModelLoaded]
+    assert driven.new_events() == [ModelLoaded]
     driven.driver.report_outputs([])
-    assert driven.told() == [EngineProgress]
+    assert driven.new_events() == [EngineProgress]
     driven.engine.others = (1, 50)
     driven.driver.report_outputs([])
     driven.driver.report_outputs([])
-    assert driven.told() == [(1, 50), EngineProgress, EngineProgress]
+    assert driven.new_events() == [(1, 50), EngineProgress, EngineProgress]
 
 
 async def test_with_a_model_that_is_lost_it_is_nothing() -> None:
     driven = Driven()
     driven.engine.others = (3, 600)
     await driven.load("m")
-    driven.told()
+    driven.new_events()
     driven.engine.active = ""
     driven.driver.report_outputs([])
-    assert driven.told() == [ModelNotLoaded, (0, 0), EngineProgress], "nothing is pulled for it meanwhile"
+    assert driven.new_events() == [ModelNotLoaded, (0, 0), EngineProgress], "nothing is pulled for it meanwhile"
     driven.engine.fails = True
     await driven.load("m")
-    assert driven.told() == [ModelNotLoaded]
+    assert driven.new_events() == [ModelNotLoaded]

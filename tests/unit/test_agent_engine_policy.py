@@ -78,14 +78,14 @@ def test_inside_a_band_only_who_would_be_late_takes_a_place_of_who_can_wait() ->
     ) == ["can"]
 
 
-def test_nobody_gives_way_more_often_than_the_bound() -> None:
+def test_no_run_is_preempted_more_often_than_the_bound() -> None:
     policy = UrgencyFirst(preemptions_max=2)
     running = [urgent("a", priority=9, preemptions=2), urgent("b", priority=9, preemptions=1)]
     assert preempt(policy, 0.0, [urgent("w")], running) == ["b"]
     assert policy.victims(0.0, running) == ["a", "b"]  # for want of KV somebody has to
 
 
-def test_it_wants_to_be_asked_when_the_next_one_becomes_urgent() -> None:
+def test_its_next_wakeup_is_when_the_next_one_becomes_urgent() -> None:
     policy = UrgencyFirst(lead_s=10.0)
     assert policy.next_wakeup_s(0.0) is None
     policy.order(0.0, Sequences([urgent("a", deadline_s=50.0), urgent("b", deadline_s=30.0), urgent("c")]), Sequences(()))
@@ -110,9 +110,9 @@ def test_slo_odbs_starts_one_batch_by_slo_and_length_and_holds_back_the_rest() -
     assert policy.order(10.0, Sequences(views), Sequences(())) == ["urgent", "short"]
     assert policy.order(10.0, Sequences(views), Sequences(views[:1])) == ()
     assert engine_policy("slo-odbs", {"batch_max": 2, "w2": 0.0}).order(10.0, Sequences(views), Sequences(())) == ["late", "short"]
-    joined = engine_policy("slo-odbs", {"batch_max": 2, "joins": True})
+    joining = engine_policy("slo-odbs", {"batch_max": 2, "joins": True})
     urgent_band = [*views, predicted("band", 900.0, 900, priority=-1)]
-    assert joined.order(10.0, Sequences(urgent_band), Sequences(views[:1])) == ["band", "urgent", "short", "long", "late"]
+    assert joining.order(10.0, Sequences(urgent_band), Sequences(views[:1])) == ["band", "urgent", "short", "long", "late"]
     first_band = [*views, predicted("band", 900.0, 900, priority=-1), urgent("unpredicted", priority=-1)]
     assert policy.order(10.0, Sequences(first_band), Sequences(())) == ["unpredicted", "band"]
 

@@ -1,4 +1,4 @@
-"""What an agent tells of its operations, and the way of events to the queue."""
+"""Records of an agent's operations, and the way of its events to the queue."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def held_run(name: str, *, output: int = 0) -> HeldRun:
 
 
 class World:
-    """Telemetry with everything that it tells at hand."""
+    """Telemetry with all its records at hand."""
 
     def __init__(self) -> None:
         self.metrics = AgentMetrics()
@@ -100,7 +100,7 @@ def test_a_pull_counts_its_requests_and_its_time_once(world: World) -> None:
     assert sorted(world.spans()) == ["qlm.pull r-1 9.5-10", "qlm.pull r-2 9.5-10", "qlm.queue_wait r-1 5-10", "qlm.queue_wait r-2 5-10"]
     world.telemetry.record_pull([], 10.0, 11.0)
     assert world.figures(Lso.PULL) == (2, 1, 0.5)
-    assert world.events == [], "the script of `pull` tells it"
+    assert world.events == [], "the script of `pull` reports it"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_leaving_and_failing_are_no_operations(world: World, cause: ReturnCause)
 @pytest.mark.parametrize(
     ("lso", "kind"), [(Lso.KV_OFFLOAD, events_pb2.EVENT_KIND_KV_OFFLOADED), (Lso.KV_RESTORE, events_pb2.EVENT_KIND_KV_RESTORED)]
 )
-def test_moved_kv_is_told_for_each_request(world: World, lso: Lso, kind: events_pb2.EventKind.ValueType) -> None:
+def test_moved_kv_is_reported_for_each_request(world: World, lso: Lso, kind: events_pb2.EventKind.ValueType) -> None:
     world.telemetry.lso.record_kv_move(lso, [held_run("1", output=7), held_run("2")], "a/1", 20.0, 20.25)
     assert world.figures(lso) == (2, 1, 0.25)
     assert world.spans() == [f"{lso.span} r-1 20-20.25", f"{lso.span} r-2 20-20.25"]
@@ -142,7 +142,7 @@ def model_move(model: str, from_tier: Tier, tier: Tier, took_s: float, *, from_m
 
 
 @pytest.mark.parametrize(
-    ("from_tier", "tier", "told"),
+    ("from_tier", "tier", "reported"),
     [
         (Tier.COLD, Tier.WARM, (0.25, False)),
         (Tier.WARM, Tier.ACTIVE, (0.25, True)),
@@ -152,10 +152,10 @@ def model_move(model: str, from_tier: Tier, tier: Tier, took_s: float, *, from_m
         (Tier.WARM, Tier.WARM, (0.0, False)),
     ],
 )
-def test_a_load_tells_what_it_took_by_the_engines_clock(world: World, from_tier: Tier, tier: Tier, told: tuple[float, bool]) -> None:
+def test_a_load_reports_its_time_by_the_engines_clock(world: World, from_tier: Tier, tier: Tier, reported: tuple[float, bool]) -> None:
     """The queue's clock, of the other two times, may be set meanwhile. Where the weights were there already nothing was loaded."""
     world.telemetry.lso.record_model_move(model_move("m", from_tier, tier, 0.25), "a/1", 100.0, 5.0)
-    assert [(event.took_s, event.from_warm) for event in world.events] == [told]
+    assert [(event.took_s, event.from_warm) for event in world.events] == [reported]
 
 
 def test_a_move_of_kv_is_measured_once_over_all_its_requests(world: World) -> None:
@@ -180,7 +180,7 @@ def test_a_swap_is_linked_to_its_warming_and_waits_to_their_swap(world: World) -
     waited, later = held_run("1"), held_run("2")
     later.pulled = Pulled(**{**{name: getattr(later.pulled, name) for name in Pulled.__slots__}, "accepted_s": 7.0})
     assert [link.context for link in lso.model_swap_links(waited)] == [swap.context]
-    assert lso.model_swap_links(later) == (), "it came after the swap"
+    assert lso.model_swap_links(later) == (), "it was accepted after the swap"
 
 
 class Refusing(MemoryQueue):
@@ -199,7 +199,7 @@ def queue() -> Refusing:
     return Refusing("q", Bounds(), lambda: 100.0)
 
 
-async def told(queue: MemoryQueue) -> list[int]:
+async def reported(queue: MemoryQueue) -> list[int]:
     entries = await queue.read_events("0", 0.0, 1_000)
     assert all(len(events_pb2.RequestEvents.FromString(entry.payload).events) <= BATCH_MAX for entry in entries)
     return [event.attempt for entry in entries for event in events_pb2.RequestEvents.FromString(entry.payload).events]
@@ -219,7 +219,7 @@ async def test_events_arrive_in_order_in_bounded_entries(queue: Refusing) -> Non
     for number in range(1_200):
         reporter.add(event(number))
     await reporter.flush()
-    assert await told(queue) == list(range(1_200))
+    assert await reported(queue) == list(range(1_200))
     assert dropped(metrics) == 0
 
 
@@ -229,11 +229,11 @@ async def test_the_oldest_go_when_too_many_wait(queue: Refusing) -> None:
     for number in range(WAITING_MAX + 10):
         reporter.add(event(number))
     await reporter.flush()
-    assert await told(queue) == list(range(10, WAITING_MAX + 10))
+    assert await reported(queue) == list(range(10, WAITING_MAX + 10))
     assert dropped(metrics) == 10
 
 
-async def test_what_the_queue_does_not_take_is_not_told_twice(queue: Refusing) -> None:
+async def test_events_that_the_queue_does_not_take_are_not_reported_twice(queue: Refusing) -> None:
     metrics = AgentMetrics()
     reporter = Reporter(queue, metrics.dropped_events)
     running = asyncio.create_task(reporter.run())
@@ -244,7 +244,7 @@ async def test_what_the_queue_does_not_take_is_not_told_twice(queue: Refusing) -
             await asyncio.sleep(0.01)
         queue.away = False
         reporter.add(event(2))
-        while await told(queue) != [2]:
+        while await reported(queue) != [2]:
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.wait([running])

@@ -1,4 +1,4 @@
-"""What an agent tells the queue of where its models are and what runs, for those who predict waits."""
+"""An agent's reports to the queue of its models and runs, for predictions of waits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Bounds
 
 
-async def test_a_model_is_told_as_loading_from_when_it_began_until_it_is_active() -> None:
+async def test_a_model_is_published_as_loading_from_its_start_until_it_is_active() -> None:
     now_s = 1_000.0
     queue = MemoryQueue("test", Bounds(), lambda: now_s)
     facts = InstanceFacts(name="a", incarnation="", gpu="A10", n_gpu=1, engine="simulated", models=("m", "n"))
     telemetry = AgentTelemetry("a", AgentMetrics(), TracerProvider(), lambda event: None)
     calls = ServerCalls(queue, facts, {}, telemetry, now_s=lambda: now_s, text_output=False, lease_ttl_s=1e6, lease_renew_s=1e5)
-    await calls.publish("", "m", (), 0, None)  # before there is anybody to tell
+    await calls.publish("", "m", (), 0, None)  # before its registration
     await calls.perform(Register(call=1, nonce_number=0), ())
 
-    async def told(active: str, swapping_to: str, *warm: str) -> tuple[str, tuple[str, ...], float]:
+    async def published(active: str, swapping_to: str, *warm: str) -> tuple[str, tuple[str, ...], float]:
         await calls.publish(active, swapping_to, warm, 32, None)
         (found,) = instances_in(await queue.overview())
         assert found == calls.facts
@@ -32,19 +32,19 @@ async def test_a_model_is_told_as_loading_from_when_it_began_until_it_is_active(
         return found.active_model, found.warm_models, found.loading_since_s
 
     try:
-        assert await told("", "m") == ("m", (), 1_000.0)
+        assert await published("", "m") == ("m", (), 1_000.0)
         now_s = 1_002.0
-        assert await told("", "m") == ("m", (), 1_000.0)
-        assert await told("m", "") == ("m", (), 0.0)
-        assert await told("m", "", "n") == ("m", ("n",), 0.0)
-        assert await told("", "n", "n", "m") == ("n", ("n", "m"), 1_002.0)
+        assert await published("", "m") == ("m", (), 1_000.0)
+        assert await published("m", "") == ("m", (), 0.0)
+        assert await published("m", "", "n") == ("m", ("n",), 0.0)
+        assert await published("", "n", "n", "m") == ("n", ("n", "m"), 1_002.0)
         now_s = 1_003.0
-        assert await told("", "m", "n", "m") == ("m", ("n", "m"), 1_003.0)
+        assert await published("", "m", "n", "m") == ("m", ("n", "m"), 1_003.0)
     finally:
         await calls.stop()
 
 
-async def test_what_runs_is_told_each_time_and_once_more_when_nothing_does() -> None:
+async def test_runs_are_published_each_time_and_once_more_when_none_is_left() -> None:
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
     facts = InstanceFacts(name="a", incarnation="", gpu="A10", n_gpu=1, engine="simulated", models=("m",))
     telemetry = AgentTelemetry("a", AgentMetrics(), TracerProvider(), lambda event: None)
@@ -59,11 +59,11 @@ async def test_what_runs_is_told_each_time_and_once_more_when_nothing_does() -> 
 
     try:
         for at_s, made in ((1.0, (3,)), (2.0, (3,)), (3.0, (4, 5)), (4.0, ())):
-            told = await stored(at_s, *made)
-            assert told is not None
-            assert (told.at_s, [runs.output_tokens for runs in told.groups.values()]) == (at_s, [made] if made else [])
-        told = await stored(5.0)
-        assert told is not None
-        assert told.at_s == 4.0, "nothing is new"
+            reported = await stored(at_s, *made)
+            assert reported is not None
+            assert (reported.at_s, [runs.output_tokens for runs in reported.groups.values()]) == (at_s, [made] if made else [])
+        reported = await stored(5.0)
+        assert reported is not None
+        assert reported.at_s == 4.0, "nothing is new"
     finally:
         await calls.stop()

@@ -162,7 +162,7 @@ def test_log_probabilities_go_with_their_tokens(top: int) -> None:
     assert held.emission(4, 4).logprobs == b""
 
 
-def test_stored_output_without_the_log_probabilities_that_are_asked_for_is_refused() -> None:
+def test_stored_output_without_the_requested_log_probabilities_is_refused() -> None:
     body = message(sampling=request_pb2.SamplingParams(logprobs=2)).SerializeToString()
     assert "log probabilities" in read(body, progress=bytes(8), logprobs=record(-1.0, [(1, 0.0), (2, 0.0)])).refusal
     assert read(body).refusal == ""
@@ -188,7 +188,7 @@ def test_text_output_is_kept_in_pieces() -> None:
     assert held.request.produced_pieces == ("ab", "")
 
 
-def test_completion_tells_what_the_agent_knows() -> None:
+def test_completion_reports_what_the_agent_knows() -> None:
     held = read(message().SerializeToString())
     held.output.add(output(token_ids=b"\x03\0\0\0\x04\0\0\0"))
     held.started_s, held.first_token_s = 1002.0, 1003.0
@@ -235,12 +235,12 @@ def test_the_event_says_how_much_of_the_objective_was_left(
     held = read(message(slo).SerializeToString())
     held.first_token_s = 0.0 if first_token_s is None else ACCEPTED_S + first_token_s
     item = CompleteItem(run_id=held.run_id, start=0, end=0, ending=Ending(finish=FinishReason.LENGTH))
-    told = events_pb2.RequestEvent.FromString(completion_of(held, item, ACCEPTED_S + finished_s).event)
-    assert told.finished_s == ACCEPTED_S + finished_s
-    assert (told.slack_s if told.HasField("slack_s") else None) == slack_s
+    event = events_pb2.RequestEvent.FromString(completion_of(held, item, ACCEPTED_S + finished_s).event)
+    assert event.finished_s == ACCEPTED_S + finished_s
+    assert (event.slack_s if event.HasField("slack_s") else None) == slack_s
 
 
-# What the machine is told -----------------------------------------------------------------------------------------------------
+# Requests as the machine sees them --------------------------------------------------------------------------------------------
 
 
 def test_a_run_as_the_machine_sees_it() -> None:
@@ -283,10 +283,10 @@ def test_the_head_as_the_machine_sees_it() -> None:
 
 
 @pytest.mark.parametrize("text_engine", [False, True])
-def test_a_chat_of_a_text_server_is_not_evicted_once_output_came(text_engine: bool) -> None:
+def test_a_chat_of_a_text_server_is_not_evicted_after_its_first_output(text_engine: bool) -> None:
     chat, text = message(), message()
     chat.chat.messages.add(role="user", content="hi")
     text.text = "hi"
-    for asked, resumable in ((chat, not text_engine), (text, True)):
-        held = read(asked.SerializeToString(), text_output=text_engine)
+    for body, resumable in ((chat, not text_engine), (text, True)):
+        held = read(body.SerializeToString(), text_output=text_engine)
         assert pulled_run(held, 0).resumable is resumable

@@ -46,7 +46,7 @@ def pieces(tokenizer: Tokenizer, before: list[int], tokens: list[int]) -> list[s
     return [text.feed(token) for token in tokens]
 
 
-def test_a_character_is_told_with_its_last_token(tokenizer: Tokenizer) -> None:
+def test_a_character_is_delivered_with_its_last_token(tokenizer: Tokenizer) -> None:
     assert pieces(tokenizer, [HELLO], [*ids_of("é"), SPACE_X, *ids_of("😀"), X]) == [None, "é", " x", None, None, None, "😀", "xx"]
 
 
@@ -69,19 +69,19 @@ def test_what_comes_before_is_not_new_where_it_ends_with_a_replacement_character
 
 
 def test_bytes_that_are_no_character_change_what_they_follow(tokenizer: Tokenizer) -> None:
-    """Of bytes that are not all characters some decoders make replacement characters of all of them."""
+    """Some decoders replace all bytes of a sequence in which not all are characters."""
     half = ids_of("é")[0]
-    told = pieces(tokenizer, [HELLO], [*ids_of("é"), half, X, SPACE_X])
-    assert told[:3] == [None, "é", None]
-    assert told[3] is not None
-    assert told[3].strip("\ufffd") == "xx"
-    assert told[4] == " x"
+    delivered = pieces(tokenizer, [HELLO], [*ids_of("é"), half, X, SPACE_X])
+    assert delivered[:3] == [None, "é", None]
+    assert delivered[3] is not None
+    assert delivered[3].strip("\ufffd") == "xx"
+    assert delivered[4] == " x"
 
 
-def test_bytes_that_never_become_a_character_are_told(tokenizer: Tokenizer) -> None:
+def test_bytes_that_never_become_a_character_are_delivered(tokenizer: Tokenizer) -> None:
     half = ids_of("é")[0]
-    told = pieces(tokenizer, [HELLO], [half] * 50)
-    assert sum(each is not None for each in told) >= 12, "what has no text is held back by whoever looks for stop strings"
+    delivered = pieces(tokenizer, [HELLO], [half] * 50)
+    assert sum(each is not None for each in delivered) >= 12, "tokens without text are held back by a search for stop strings"
     assert pieces(tokenizer, [HELLO], [*[half] * 8, X])[-1] == "xx"
 
 

@@ -1,5 +1,4 @@
-"""Any events in any order, told by nobody who knows better: the machine keeps its counts, and wants nothing of runs that it does not
-own."""
+"""Any events in any order, checked by nobody: the machine keeps its counts, and requests nothing of runs that it does not own."""
 
 from __future__ import annotations
 
@@ -171,9 +170,9 @@ class AnyEvents(RuleBasedStateMachine):
         if call is None:
             return
         assert isinstance(call, Pull | ReadOwned)
-        asked = call.model if isinstance(call, Pull) else "m"
+        pulled_model = call.model if isinstance(call, Pull) else "m"
         runs = []
-        for _ in range(count if asked else 0):
+        for _ in range(count if pulled_model else 0):
             run_id = f"{len(self.resumable)}/1"
             self.resumable[run_id] = resumable
             deadline_s = math.inf if priority is not None else self.now_s + due
@@ -181,7 +180,7 @@ class AnyEvents(RuleBasedStateMachine):
                 PulledRun(
                     run_id=run_id,
                     queue_id=run_id,
-                    model=model or asked,
+                    model=model or pulled_model,
                     prompt_tokens=100,
                     output_tokens_max=50,
                     stored=stored,
@@ -234,21 +233,21 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(stranger=st.booleans(), done=st.booleans())
     def offload(self, stranger: bool, done: bool) -> None:
-        asked = tuple(run.run_id for run in self.machine.runs.all() if run.phase is RunPhase.OFFLOADING)
+        requested = tuple(run.run_id for run in self.machine.runs.all() if run.phase is RunPhase.OFFLOADING)
         if done:
-            self.on_gpu -= set(asked)
-            self.in_host |= set(asked)
-        told = (*asked, "stranger/1") if stranger else asked
-        self.feed(RunsOffloaded(requested=told, done=told if done else ()))
+            self.on_gpu -= set(requested)
+            self.in_host |= set(requested)
+        named = (*requested, "stranger/1") if stranger else requested
+        self.feed(RunsOffloaded(requested=named, done=named if done else ()))
 
     @rule(stranger=st.booleans(), done=st.booleans())
     def restore(self, stranger: bool, done: bool) -> None:
-        asked = tuple(run.run_id for run in self.machine.runs.all() if run.phase is RunPhase.RESTORING)
+        requested = tuple(run.run_id for run in self.machine.runs.all() if run.phase is RunPhase.RESTORING)
         if not done:
-            self.on_gpu -= set(asked)
-            self.in_host |= set(asked)
-        told = (*asked, "stranger/1") if stranger else asked
-        self.feed(RunsRestored(requested=told, done=told if done else ()))
+            self.on_gpu -= set(requested)
+            self.in_host |= set(requested)
+        named = (*requested, "stranger/1") if stranger else requested
+        self.feed(RunsRestored(requested=named, done=named if done else ()))
 
     @rule(done=st.booleans(), host_kv_tokens=st.sampled_from([0, 300, 5_000]))
     def load(self, done: bool, host_kv_tokens: int) -> None:

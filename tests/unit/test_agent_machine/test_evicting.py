@@ -1,4 +1,4 @@
-"""Runs give way to the head of the virtual queue (QLM section 5, request eviction)."""
+"""The head of the virtual queue displaces runs (QLM section 5, request eviction)."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_who_cannot_be_continued_faithfully_is_left() -> None:
     assert t.machine.operations.evictions == 0
 
 
-def test_who_gave_way_three_times_is_left() -> None:
+def test_a_run_displaced_three_times_is_left() -> None:
     assert urgent(full(displacements=3), due=3.0) == []
     assert urgent(full(displacements=2), due=3.0)[0] == "abort 1"
 
@@ -125,7 +125,7 @@ def test_evicting_can_be_switched_off() -> None:
     assert urgent(full(evict=False), due=3.0) == []
 
 
-def test_nobody_gives_way_while_the_head_is_not_known_for_sure() -> None:
+def test_no_run_is_evicted_while_the_head_is_uncertain() -> None:
     t = full()
     t.step(ControlMessage(message=Message.HEAD_CHANGED))
     t.step(ControlMessage(message=Message.HEAD_CHANGED))

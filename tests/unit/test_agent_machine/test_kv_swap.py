@@ -53,7 +53,7 @@ def test_kv_waits_in_host_memory_and_comes_back_before_its_group_is_pulled_again
 def test_the_place_is_free_when_the_kv_is_gone() -> None:
     t = full()
     assert head(t, "m", due=3.0) == ["offload 1"]
-    assert t.produce(("2", 1)) == []  # not asked twice
+    assert t.produce(("2", 1)) == []  # not requested twice
     assert t.at(0.3).produce(("2", 1)) == ["emit 2[1:3]"]
     assert t.offloaded("1") == ["pull m x1"]
 
@@ -70,13 +70,13 @@ def test_who_ends_on_the_way_out_is_complete() -> None:
     t = full()
     head(t, "m", due=3.0)
     assert t.end(ended("1", 2)) == ["pull m x1", "complete 1[1:3]=STOP"]
-    assert t.offloaded(asked=("1",)) == []
+    assert t.offloaded(requested=("1",)) == []
 
 
 def test_who_cannot_be_offloaded_is_evicted() -> None:
     t = full()
     assert head(t, "m", due=3.0) == ["offload 1"]
-    assert t.offloaded(asked=("1",)) == ["abort 1", "pull m x1", "give back 1 evicted"]
+    assert t.offloaded(requested=("1",)) == ["abort 1", "pull m x1", "give back 1 evicted"]
 
 
 def test_no_more_than_host_memory_holds() -> None:
@@ -107,7 +107,7 @@ def test_who_has_made_nothing_yet_is_not_offloaded() -> None:
     t.answer_pull(*runs, head=group("m", name="batch", waiting=50, due=3_600.0))
     t.at(0.1).produce(("1", 1))
     t.answer_items("emit", DONE)
-    assert head(t, "m", due=3.0)[0] == "abort 2"  # it waits, or computes its prompt; nothing of it was told
+    assert head(t, "m", due=3.0)[0] == "abort 2"  # it waits, or computes its prompt; no output of it was reported
 
 
 def test_it_can_be_switched_off() -> None:
@@ -130,7 +130,7 @@ def test_nothing_less_urgent_is_pulled_before_it() -> None:
     t = swapped_out()
     t.produce(("u", 1))
     t.end(ended("u", 5))
-    assert t.restored(asked=("1",)) == []  # the engine has no room yet
+    assert t.restored(requested=("1",)) == []  # the engine has no room yet
     assert t.step(ControlMessage(message=Message.WAKE)) == ["pull nothing"]
     assert t.answer_pull(head=group("m", name="batch", due=3_600.0)) == []
     assert "restore 1" in t.wake()
@@ -187,7 +187,7 @@ def test_nobody_makes_room_for_a_head_that_comes_after_an_offloaded_one() -> Non
     t.answer_pull(pulled("u", due=3.0), head=group("n", name="next", due=35.0))
     t.at(1.0).loaded("n", Tier.WARM, warm=("n",), active="m")
     assert t.end(ended("u", 5))[0] == "restore small"
-    t.restored(asked=("small",))
+    t.restored(requested=("small",))
     assert t.at(12.0).step(TimePassed()) == ["restore small"]
     t.restored("small")
     assert t.machine.runs.offloading == 0
@@ -199,7 +199,7 @@ def test_who_cannot_come_back_returns_to_the_queue_in_the_end() -> None:
     t.answer_items("emit", DONE)
     assert t.end(ended("u", 5))[0] == "restore 1"
     for _ in range(50):
-        lines = t.restored(asked=("1",))
+        lines = t.restored(requested=("1",))
         if "abort 1" in lines:
             assert "give back 1 evicted" in lines
             break
@@ -230,7 +230,7 @@ def test_nobody_waits_in_host_memory_for_ever() -> None:
 
 
 def swapped_over(**settings: object) -> Transcript:
-    """Both runs of m, which cannot be continued elsewhere, are in host memory, n is active and runs u; the queue is as told next."""
+    """Both runs of m, which cannot be continued elsewhere, are in host memory, n is active and runs u; the test sets the queue next."""
     t = full(resumable=False, **settings)  # type: ignore[arg-type]
     assert head(t, "n", due=6.0)[0] == "offload 1 2"
     lines = t.offloaded("1", "2")
@@ -241,7 +241,7 @@ def swapped_over(**settings: object) -> Transcript:
 
 
 def test_who_can_be_continued_goes_back_to_the_queue_for_another_model() -> None:
-    """So that the plan says where and when, and no model comes back for what waits in host memory alone."""
+    """So that the plan says where and when, and no model is loaded only for runs in host memory."""
     assert head(full(), "n", due=6.0) == ["abort 1 2", "load n active", "give back 1 2 evicted"]
 
 

@@ -50,7 +50,7 @@ def test_a_zombie_finds_that_nothing_is_its_own() -> None:
     assert t.answer_items("emit", STALE, STALE) == ["forget t1 not owned", "forget t2 not owned", "register"]
 
 
-def test_what_a_pull_took_when_the_lease_went_is_given_back() -> None:
+def test_requests_pulled_while_the_lease_is_lost_are_given_back() -> None:
     t = Transcript()
     t.serve()
     assert t.at(100.0).step(LeaseLoss(incarnation="a/1")) == []  # waits for the pull

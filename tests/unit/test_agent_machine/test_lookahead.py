@@ -1,4 +1,4 @@
-"""What is pulled beyond the batch waits in the engine, and goes back for a head that is more urgent (`unpull`)."""
+"""Requests beyond the batch wait in the engine, and return to the queue for a more urgent head (`unpull`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other clients of the engine's server take room: what is pulled, and who gives way, is by what they leave."""
+"""Other clients of the engine's server take room: pulls and evictions follow the capacity that they leave."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def others(runs: int, kv_tokens: int = 0) -> OtherLoad:
     return OtherLoad(runs=runs, kv_tokens=kv_tokens)
 
 
-def beside(told: OtherLoad, **settings: object) -> tuple[Transcript, list[str]]:
-    """Model m became active beside them, and what was done then."""
+def beside(load: OtherLoad, **settings: object) -> tuple[Transcript, list[str]]:
+    """Model m became active beside them, and the effects of that."""
     t = Transcript(**{"batch_max": 4, **settings})
     assert t.register() == ["pull nothing"]
     assert t.answer_pull(head="m") == ["load m active"]
-    assert t.step(told) == []
+    assert t.step(load) == []
     return t, t.loaded("m")
 
 
-def full(told: OtherLoad, **settings: object) -> Transcript:
+def full(load: OtherLoad, **settings: object) -> Transcript:
     """Two runs, each with a token; more of their group wait. A token takes 10 ms, an answer 2 s."""
-    t, lines = beside(told, hardware=HARDWARE, **settings)
+    t, lines = beside(load, hardware=HARDWARE, **settings)
     assert lines[0].startswith("pull m")
     runs = [pulled(name, due=3_600.0) for name in ("1", "2")]
     assert t.answer_pull(*runs, head=group("m", name="batch", waiting=50, due=3_600.0))[:2] == ["start 1", "start 2"]
@@ -71,7 +71,7 @@ def test_a_run_gives_its_place_to_the_head_and_to_nobody_else() -> None:
     assert urgent(t) == ["abort 1", "pull m x1", "give back 1 evicted"]
 
 
-def test_nobody_gives_way_for_what_others_took_since() -> None:
+def test_no_run_is_evicted_for_room_that_others_took_since() -> None:
     t = full(others(2, 100))
     assert t.step(others(5, 100)) == []  # as many as wait there too
     assert urgent(t) == []

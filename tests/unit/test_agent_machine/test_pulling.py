@@ -39,7 +39,7 @@ def test_pulls_again_while_there_is_more_and_room() -> None:
     assert t.end(ended("2", 5)) == ["pull m x1", "complete 2[0:5]=STOP"]  # a seat is free
 
 
-def test_an_empty_queue_is_left_alone_until_told() -> None:
+def test_an_empty_queue_is_left_alone_until_a_message() -> None:
     t = Transcript(poll_s=1.0)
     t.serve()
     assert t.answer_pull() == []
@@ -130,7 +130,7 @@ def test_a_lost_pull_is_looked_up_before_the_next() -> None:
     assert t.answer_pull(pulled("1")) == []  # known
 
 
-def test_a_pull_of_another_model_that_came_late_goes_back() -> None:
+def test_a_late_pull_of_another_model_is_given_back() -> None:
     t = Transcript()
     t.serve()
     assert t.answer_pull(pulled("1", model="n"), head="m") == ["pull m x100", "give back 1 unstarted"]
@@ -201,13 +201,13 @@ def test_groups_of_other_models_count_as_those_that_wait_for_the_engine(monkeypa
 def test_groups_behind_the_head_are_read_once_a_second() -> None:
     t = Transcript()
     t.serve()
-    asked = []
+    behind_read = []
     for tenth in range(1, 31):
         t.at(0.1 * tenth).answer_pull(head="m")
         t.step(ControlMessage(message=Message.HEAD_CHANGED))
         assert t.pull is not None
-        asked.append(t.pull.behind)
-    assert sum(asked) in (2, 3)
+        behind_read.append(t.pull.behind)
+    assert sum(behind_read) in (2, 3)
 
 
 def test_a_size_is_reported_once_it_is_another_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Which model is active (QLM section 5, model swapping)."""
+"""Choice of the active model (QLM section 5, model swapping)."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_warm_head_need_not_wait_for_another_model_that_is_being_warmed() -> N
     assert t.loaded("n", warm=("m", "o"))[0] == "pull n x1"
 
 
-def test_weights_that_are_told_later_count() -> None:
+def test_weights_that_arrive_later_count() -> None:
     t = Transcript("m", "n", "o", host_memory_gb=40.0, batch_max=1)
     t.serve()
     t.answer_pull(pulled("1"), head="m", ahead=("n", "o"))

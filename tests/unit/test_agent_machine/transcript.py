@@ -162,7 +162,7 @@ class Transcript:
         return [self._line(effect) for effect in effects]
 
     def wake(self) -> list[str]:
-        """At the time that the machine asked for."""
+        """At the machine's next wakeup."""
         wakeup_s = self.machine.next_wakeup_s
         assert wakeup_s is not None
         assert wakeup_s > self.now_s
@@ -200,12 +200,12 @@ class Transcript:
         call = self.calls.pop("pull")
         return self.step(PullAnswered(call=call, pulled=runs, head=found, blocked_tokens=blocked, behind=waiting_groups(*ahead)))
 
-    def offloaded(self, *names: str, asked: tuple[str, ...] = ()) -> list[str]:
-        """The engine moved the KV of these, of those `asked` (all of them where none is named)."""
-        return self.step(RunsOffloaded(requested=_ids(asked or names), done=_ids(names)))
+    def offloaded(self, *names: str, requested: tuple[str, ...] = ()) -> list[str]:
+        """The engine moved the KV of these, of those `requested` (all of them where none is named)."""
+        return self.step(RunsOffloaded(requested=_ids(requested or names), done=_ids(names)))
 
-    def restored(self, *names: str, asked: tuple[str, ...] = ()) -> list[str]:
-        return self.step(RunsRestored(requested=_ids(asked or names), done=_ids(names)))
+    def restored(self, *names: str, requested: tuple[str, ...] = ()) -> list[str]:
+        return self.step(RunsRestored(requested=_ids(requested or names), done=_ids(names)))
 
     def answer_owned(self, *runs: PulledRun) -> list[str]:
         return self.step(OwnedAnswered(call=self.calls.pop("read owned"), owned=runs))
