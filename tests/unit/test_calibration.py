@@ -108,7 +108,7 @@ def test_nothing_known_is_the_prior_and_nothing_is_infinite() -> None:
 
 
 def test_errors_of_one_wait_are_one_piece_of_evidence() -> None:
-    """Sixteen predictions that wait behind the same requests all come as told: that says as much as one of them."""
+    """Sixteen predictions that wait behind the same requests all come true: that says as much as one of them."""
     one, sixteen, independent = ErrorQuantiles(), ErrorQuantiles(), ErrorQuantiles()
     one.add(0.0, 1.0)
     for _ in range(16):
@@ -151,17 +151,17 @@ def test_what_was_published_is_gone_on_with() -> None:
     before = ErrorQuantiles()
     for error in np.random.default_rng(3).normal(0.0, 0.5, 60).tolist():
         before.add(error, 1.0)
-    told = before.quantiles()
-    after = ErrorQuantiles.restored(told, 10.0)
-    assert after.quantiles()[:2] == pytest.approx(told[:2], abs=0.3)
-    assert ErrorQuantiles.restored(told, 0.0).quantiles() == ErrorQuantiles().quantiles()
+    published = before.quantiles()
+    after = ErrorQuantiles.restored(published, 10.0)
+    assert after.quantiles()[:2] == pytest.approx(published[:2], abs=0.3)
+    assert ErrorQuantiles.restored(published, 0.0).quantiles() == ErrorQuantiles().quantiles()
 
 
 # Coverage, bias and R2 of judged predictions, by depth ----------------------------------------------------------------
 
 
 def judged(actual_s: float, p50_s: float, p90_s: float, *, ahead: int = 3, wait: bool = True) -> Judged:
-    """The wait is a tenth of the completion, as told and as it came."""
+    """The wait is a tenth of the completion, as predicted and as measured."""
     predicted = Predicted(
         queue_id="q",
         at_s=1.0,
@@ -172,22 +172,22 @@ def judged(actual_s: float, p50_s: float, p90_s: float, *, ahead: int = 3, wait:
     return Judged(predicted=predicted, at_s=1.0, completion_s=actual_s, wait_s=actual_s / 10.0)
 
 
-def row_of(came: list[Judged], time: CalibratedTime, depth: str = "") -> CalibrationRow:
-    (row,) = (row for row in calibration_rows(came) if (row.time, row.depth) == (time, depth))
+def row_of(sample: list[Judged], time: CalibratedTime, depth: str = "") -> CalibrationRow:
+    (row,) = (row for row in calibration_rows(sample) if (row.time, row.depth) == (time, depth))
     return row
 
 
 def test_figures_of_four_predictions_by_hand() -> None:
-    came = [judged(actual_s, 2.0, 4.0) for actual_s in (1.0, 2.0, 3.0, 8.0)]
-    row = row_of(came, CalibratedTime.COMPLETION)
+    sample = [judged(actual_s, 2.0, 4.0) for actual_s in (1.0, 2.0, 3.0, 8.0)]
+    row = row_of(sample, CalibratedTime.COMPLETION)
     assert (row.samples, row.within_p50, row.within_p90, row.bias_s) == (4, 0.5, 0.75, 1.5)
     assert row.r2 is None  # too few
-    wait = row_of(came, CalibratedTime.WAIT)
+    wait = row_of(sample, CalibratedTime.WAIT)
     assert wait.bias_s == pytest.approx(0.15)
     assert wait.within_p90 == 0.75
 
 
-def test_true_quantiles_are_told_as_true_and_wrong_ones_as_wrong() -> None:
+def test_true_quantiles_are_distinguished_from_wrong_ones() -> None:
     generator = np.random.default_rng(5)
     means = generator.uniform(10.0, 200.0, 2_000)
     actual = generator.normal(means, 0.1 * means)
@@ -211,8 +211,8 @@ def test_true_quantiles_are_told_as_true_and_wrong_ones_as_wrong() -> None:
 
 def test_rows_are_of_all_then_by_depth_and_none_is_empty() -> None:
     assert calibration_rows([]) == ()
-    came = [judged(1.0, 1.0, 2.0, ahead=ahead, wait=ahead < 70) for ahead in (0, 5, 5, 70)]
-    rows = [(row.time, row.depth, row.samples) for row in calibration_rows(came)]
+    sample = [judged(1.0, 1.0, 2.0, ahead=ahead, wait=ahead < 70) for ahead in (0, 5, 5, 70)]
+    rows = [(row.time, row.depth, row.samples) for row in calibration_rows(sample)]
     wait, completion = CalibratedTime
     assert rows == [
         (wait, "", 3),
@@ -226,8 +226,8 @@ def test_rows_are_of_all_then_by_depth_and_none_is_empty() -> None:
 
 
 def test_equal_answers_have_no_variance_to_explain() -> None:
-    came = [judged(5.0, 4.0, 6.0)] * (2 * R2_SAMPLES_MIN)
-    assert row_of(came, CalibratedTime.COMPLETION).r2 is None
+    sample = [judged(5.0, 4.0, 6.0)] * (2 * R2_SAMPLES_MIN)
+    assert row_of(sample, CalibratedTime.COMPLETION).r2 is None
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,11 @@ def test_depth_classes(ahead: int, depth: str) -> None:
 
 def test_metrics_show_the_rows_and_no_others() -> None:
     metrics = EstimatorMetrics()
-    came = [judged(1.0 + 1.25 * number, 5.0, 8.0) for number in range(R2_SAMPLES_MIN)]
-    metrics.report_calibration(calibration_rows(came))
+    sample = [judged(1.0 + 1.25 * number, 5.0, 8.0) for number in range(R2_SAMPLES_MIN)]
+    metrics.report_calibration(calibration_rows(sample))
     value = metrics.registry.get_sample_value
     key = {"time": "completion", "depth": "4"}
-    row = row_of(came, CalibratedTime.COMPLETION, "4")
+    row = row_of(sample, CalibratedTime.COMPLETION, "4")
     assert value("qlm_estimator_calibration_samples", key) == R2_SAMPLES_MIN
     coverage = {"0.5": row.within_p50, "0.9": row.within_p90, "0.99": row.within_p99}
     assert len(set(coverage.values())) == 3

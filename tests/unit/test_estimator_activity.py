@@ -1,4 +1,4 @@
-"""What one incarnation is taken to be busy with, event by event."""
+"""Estimated load of one incarnation, event by event."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRUE_SLOWDOWN = 1.1
 
 
 def test_a_run_among_others() -> None:
-    """B comes at 10 and leaves at 30, A is there from 0 to 20, C from 20 on: beside B there are two all the time but for prefills."""
+    """B arrives at 10 and leaves at 30, A is there from 0 to 20, C from 20 on: beside B there are two all the time but for prefills."""
     activity = Activity(since=(0, 0), running=0)
     activity.pull(0.0, "A", 1, 1_000, EVEN)
     activity.pull(10.0, "B", 1, 2_000, EVEN)
@@ -48,7 +48,7 @@ def test_a_run_among_others() -> None:
     first, alone, last = (10.0 - own_s) * RATE, other_s * SLOW_RATE, (10.0 - other_s) * RATE
     steps = first + alone + last
     assert found.sequences == pytest.approx((2 * first + alone + 2 * last) / steps)
-    # What A had made before, and what each makes at the middle of its time beside B.
+    # A's tokens from before, and those of each at the middle of its time beside B.
     held = (
         first * (3_000 + 9.925 * RATE + own_s * SLOW_RATE + first)
         + alone * (2_000 + first + alone / 2)
@@ -90,7 +90,7 @@ def test_those_that_nobody_knows_are_counted() -> None:
 
 
 def test_what_all_have_made_follows_from_the_steps_that_are_learned() -> None:
-    """An engine with a step of 0.05 s, then of 0.1 s; every second one comes that makes 100 tokens, every tenth one of 2,000. What is held
+    """An engine with a step of 0.05 s, then of 0.1 s. Every 20 steps a request of 100 tokens starts, every tenth has 2,000. Context held
     beside each is followed to a tenth, on both sides of the change."""
     activity = Activity(since=(0, 0), running=0)
     row = replace(HARDWARE, prefill_ms_per_token=0.0, decode_b_ms_per_seq=0.0, decode_c_ms_per_context_token=0.0)

@@ -58,7 +58,7 @@ def test_the_cancelled_count_as_longer_than_what_they_made() -> None:
 
 
 def test_a_young_service_is_not_taken_for_a_short_one() -> None:
-    """Of outputs of 10 to 2,000 tokens at 20 a second only the short ones are through after 20 s: their mean alone is far too small."""
+    """Only the short ones of outputs of 10 to 2,000 tokens at 20 a second are through after 20 s: their mean alone is far too small."""
     rng = np.random.default_rng(3)
     outputs = np.exp(rng.uniform(np.log(10), np.log(2_000), 4_000)).astype(int)
     lengths = FadingLengths(1e9)
@@ -130,14 +130,14 @@ def test_what_outlives_all_is_longer_than_that() -> None:
 def test_the_cancelled_fade_and_nothing_jumps_where_weights_are_scaled_down() -> None:
     """Weights grow with every finish and are divided now and then, here at the 570th: what goes on as before keeps its figures."""
     lengths = FadingLengths(10.0)
-    told = []
+    figures = []
     for number in range(1_500):
         finished(lengths, [40, 400])
         lengths.give_up(100.0, lengths.clock)
         if number >= 100:
-            told.append((*lengths.moments(curve_of(lengths)), lengths.censored(NONE_RUNNING)))
-    assert np.ptp(told, axis=0) == pytest.approx(np.zeros(3), abs=1e-3)
-    assert told[-1][2] == pytest.approx(5.0, rel=0.2), "half of the finishes that count, which are the memory"
+            figures.append((*lengths.moments(curve_of(lengths)), lengths.censored(NONE_RUNNING)))
+    assert np.ptp(figures, axis=0) == pytest.approx(np.zeros(3), abs=1e-3)
+    assert figures[-1][2] == pytest.approx(5.0, rel=0.2), "half of the finishes that count, which are the memory"
 
 
 def test_a_class_that_really_grew_is_followed() -> None:

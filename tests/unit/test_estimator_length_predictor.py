@@ -1,4 +1,4 @@
-"""The length model as it learns: which requests it tells apart, when it is used, what of hints it believes."""
+"""The length model as it learns: which requests it distinguishes, when it is used, which hints it believes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def taught(seed: int = 1, requests: int = 1_000) -> LengthPredictor:
     return predictor
 
 
-def test_tenants_are_told_apart() -> None:
+def test_tenants_are_distinguished() -> None:
     model = taught().model()
     assert model.used_for("chat")
     assert expected(model, facts_of("short")) == pytest.approx(30, rel=0.25)
@@ -63,8 +63,8 @@ def test_tenants_are_told_apart() -> None:
     ],
     ids=lambda known: next(iter(known[0])),
 )
-def test_all_that_tells_of_an_output_is_learned_for_each_tenant(known: tuple[dict[str, object], dict[str, object]]) -> None:
-    """What means a short answer of one tenant means a long one of the other; of hints and prompts, the same of both."""
+def test_each_predictor_of_an_output_is_learned_for_each_tenant(known: tuple[dict[str, object], dict[str, object]]) -> None:
+    """A value means short answers of one tenant and long ones of the other; hints and prompts mean the same of both."""
     rng, predictor = np.random.default_rng(4), LengthPredictor()
     of_both = known[0].keys() & {"hint_tokens", "prompt_hashes"}
     for _ in range(1_500):
@@ -77,7 +77,7 @@ def test_all_that_tells_of_an_output_is_learned_for_each_tenant(known: tuple[dic
         assert (short > 3.0 * long) if tenant and not of_both else (long > 3.0 * short)
 
 
-def test_where_nothing_tells_them_apart_the_model_is_not_used() -> None:
+def test_where_nothing_distinguishes_them_the_model_is_not_used() -> None:
     for seed in range(2):
         rng, predictor = np.random.default_rng(seed), LengthPredictor()
         used = 0
@@ -143,11 +143,11 @@ def test_hints_are_followed_as_far_as_they_proved_right(honest: bool, follows: b
         learn(predictor, facts_of("acme", hint_tokens=hint), output)
     model = predictor.model()
     assert model.used_for("chat") == follows
-    told = [model.guess(facts_of("acme", hint_tokens=hint), MEDIAN, 1 << 20).model_tokens for hint in (20, 100, 500)]
+    guesses = [model.guess(facts_of("acme", hint_tokens=hint), MEDIAN, 1 << 20).model_tokens for hint in (20, 100, 500)]
     if follows:
-        assert told == pytest.approx([20, 100, 500], rel=0.35)
+        assert guesses == pytest.approx([20, 100, 500], rel=0.35)
     else:
-        assert max(told) / min(told) < 2.0
+        assert max(guesses) / min(guesses) < 2.0
     # Another tenant's hints have proved nothing yet.
     stranger = [model.guess(facts_of("new", hint_tokens=hint), MEDIAN, 1 << 20).model_tokens for hint in (20, 500)]
     assert stranger[0] == pytest.approx(stranger[1])
@@ -187,7 +187,7 @@ def test_profiles_without_a_model_leave_what_was_learned() -> None:
     assert expected(predictor.model(), facts_of("short")) == pytest.approx(expected(before, facts_of("short")), rel=0.2)
 
 
-def test_metrics_tell_where_it_is_used() -> None:
+def test_metrics_show_where_it_is_used() -> None:
     metrics = EstimatorMetrics()
     model = taught().model()
     (score,) = model.scores

@@ -1,4 +1,4 @@
-"""What came of requests: attainment by class, windows, calibration, bounds."""
+"""Outcomes of requests: attainment by class, windows, calibration, bounds."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_classes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [outcomes.class_name(name) for name in ("8s", "16s", "32s", "8s", "")] == ["8s", "16s", OTHER_CLASS, "8s", ""]
 
 
-@pytest.mark.parametrize("told_first", [True, False])
-def test_a_prediction_is_judged_whichever_is_told_first(told_first: bool) -> None:
+@pytest.mark.parametrize("prediction_first", [True, False])
+def test_a_prediction_is_judged_in_either_order(prediction_first: bool) -> None:
     outcomes = Outcomes(since_s=0.0)
     prediction, end = predicted(1, 3.0, 5.0), ended(1, 5.0, latency_s=4.0, wait_s=1.0)
-    first, judged = judge(learner(), prediction, end) if told_first else judge(learner(), end, prediction)
+    first, judged = judge(learner(), prediction, end) if prediction_first else judge(learner(), end, prediction)
     assert first is None
     assert judged == Judged(predicted=prediction, at_s=5.0, completion_s=4.0, wait_s=1.0)
     outcomes.judge(judged)
@@ -152,9 +152,9 @@ def test_events_are_counted_by_what_they_say() -> None:
         ),
         {"g": "64s"},
     )  # fmt: skip
-    told = predicted(1, 3.0, 9.0, at_s=10.0)
+    prediction = predicted(1, 3.0, 9.0, at_s=10.0)
     assert seen == [
-        told,
+        prediction,
         Ended(queue_id="q1", at_s=10.0, state=Count.COMPLETED, slo_class="8s", latency_s=5.5, slack_s=-0.5, output_tokens=7),
         Ended(queue_id="q2", at_s=10.0, state=Count.EXPIRED, slo_class="64s", latency_s=6.0),
     ]
@@ -202,7 +202,7 @@ def judged_of(*events: RequestEvent) -> Judged:
     return judged
 
 
-def test_what_was_told_of_wait_and_completion_is_judged() -> None:
+def test_predictions_of_wait_and_completion_are_judged() -> None:
     own = events_pb2.Moments(mean_s=0.5, variance_s2=0.25)
     judged = judged_of(prediction_event(own_wait=own), completion_event())
     wait, completion = judged.predicted.wait, judged.predicted.completion
@@ -233,7 +233,7 @@ def test_an_absurd_wait_is_left_out_and_the_completion_is_judged(fields: dict[st
 
 
 @pytest.mark.parametrize("variance_s2", [-1.0, math.inf, math.nan])
-def test_absurd_moments_are_those_of_what_was_told(variance_s2: float) -> None:
+def test_absurd_moments_are_replaced_by_those_of_the_prediction(variance_s2: float) -> None:
     own = events_pb2.Moments(mean_s=1.0, variance_s2=variance_s2)
     assert judged_of(prediction_event(own_completion=own), completion_event()).predicted.completion.own.mean == 8.0
 
@@ -249,8 +249,8 @@ def test_every_figure_of_a_row_is_in_its_message() -> None:
     for row, message in zip(report.calibration, messages, strict=True):
         assert row.r2 is not None
         assert len({row.within_p50, row.within_p90, row.within_p99}) == 3
-        told_fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-        assert told_fields == {**asdict(row), "time": times[row.time]}
+        message_fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+        assert message_fields == {**asdict(row), "time": times[row.time]}
 
 
 def test_metrics_show_outcomes() -> None:

@@ -23,7 +23,7 @@ LOOK_EVERY_S = 1_000.0
 
 
 class World(MemoryQueue):
-    """A server whose clock goes as a test says, and how often somebody looked at its queue."""
+    """A server whose clock a test sets, and a count of readings of its queue."""
 
     def __init__(self) -> None:
         self.now_s = 1_700_000_000.0

@@ -101,15 +101,15 @@ def test_kinds() -> None:
 
 def test_every_field_of_an_operation_is_read() -> None:
     kinds = events_pb2.EventKind
-    told: dict[str, Any] = {"incarnation": "a/1", "instance": "a", "model": "chat"}
+    fields: dict[str, Any] = {"incarnation": "a/1", "instance": "a", "model": "chat"}
     read = _learned_from(
         _entry(
-            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, took_s=0.5, from_warm=True, **told),
-            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, took_s=5.5, **told),
-            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_WARMED, took_s=4.5, **told),
-            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_OFFLOADED, took_s=0.25, moved_requests=2, moved_tokens=900, **told),
-            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_OFFLOADED, kv_tokens=400, **told),
-            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_RESTORED, took_s=0.5, moved_requests=1, moved_tokens=70, **told),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, took_s=0.5, from_warm=True, **fields),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, took_s=5.5, **fields),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_WARMED, took_s=4.5, **fields),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_OFFLOADED, took_s=0.25, moved_requests=2, moved_tokens=900, **fields),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_OFFLOADED, kv_tokens=400, **fields),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_RESTORED, took_s=0.5, moved_requests=1, moved_tokens=70, **fields),
         )
     )
     known: dict[str, Any] = {"entry_id": (1_700_000_000_123, 4), "incarnation": "a/1", "model": "chat"}
@@ -212,7 +212,7 @@ def test_dead_and_unreadable_instances_are_left_out() -> None:
     assert [facts.name for facts in instances_in(_overview(body=b"\xff\xff"))] == ["fresh"]
 
 
-def test_what_the_machine_is_told_of_a_reading() -> None:
+def test_a_reading_as_the_machine_sees_it() -> None:
     seen = queue_seen(_overview())
     assert seen.last_event == (1_700_000_000_123, 4)
     assert seen.running == {"a/3": 3, "fresh/1": 0}

@@ -62,8 +62,8 @@ def test_features_are_the_same_in_every_process() -> None:
     names = "from qlm_core.statistics.length_features import *"
     script = f"{names}; print(features_of({FACTS!r}), hint_feature({FACTS!r}), hashes_of_text('x' * 300))"
     environment = {"PYTHONHASHSEED": "12345", "PYTHONPATH": ":".join(sys.path)}
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment).stdout.strip()
-    assert told == f"{features_of(FACTS)} {hint_feature(FACTS)} {hashes_of_text('x' * 300)}"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment).stdout.strip()
+    assert printed == f"{features_of(FACTS)} {hint_feature(FACTS)} {hashes_of_text('x' * 300)}"
 
 
 @given(facts_of_any_kind)
@@ -113,10 +113,10 @@ def test_weights_are_factors_on_100_tokens_where_the_model_is_used() -> None:
 
 def test_a_hint_counts_as_far_as_it_is_trusted() -> None:
     hinting = LengthFacts(model="chat", tenant="acme", prompt_tokens=300, hint_tokens=1_000)
-    told = hint_feature(hinting)
-    assert model_with({told: 1.0}).guess(hinting, 100.0, 4_096).expected_tokens == 1_000
-    assert model_with({told: 0.5}).guess(hinting, 100.0, 4_096).expected_tokens == 316
-    assert model_with({told: 0.0}).guess(hinting, 100.0, 4_096).expected_tokens == 100
+    hint = hint_feature(hinting)
+    assert model_with({hint: 1.0}).guess(hinting, 100.0, 4_096).expected_tokens == 1_000
+    assert model_with({hint: 0.5}).guess(hinting, 100.0, 4_096).expected_tokens == 316
+    assert model_with({hint: 0.0}).guess(hinting, 100.0, 4_096).expected_tokens == 100
     assert NO_LENGTH_MODEL.guess(hinting, 100.0, 4_096).expected_tokens == 100
 
 
@@ -286,7 +286,7 @@ def test_no_count_of_tokens_is_refused(produced: float) -> None:
 
 
 def test_the_longest_of_several_outputs_is_its_mean() -> None:
-    """Of outputs of 1 to 16 tokens: P(longest <= a) = (a / 16)^n."""
+    """For outputs of 1 to 16 tokens: P(longest <= a) = (a / 16)^n."""
     even = LengthCurve(np.array([1.0] * EXACT_TOKENS_MAX + [0.0] * (BINS - EXACT_TOKENS_MAX)))
     exact = [sum(1.0 - (tokens / 16.0) ** count for tokens in range(16)) for count in LONGEST_OF]
     assert even.longest().tolist() == pytest.approx(exact)

@@ -71,7 +71,7 @@ class Driver:
         self.serial += 1
         self._entry_read((BEGAN_MS + int(self.now_s * 1e3), self.serial))
 
-    def tell(self, kind: LifecycleKind, at_s: float, queue_id: str = "1", **fields: object) -> Lifecycle:
+    def report(self, kind: LifecycleKind, at_s: float, queue_id: str = "1", **fields: object) -> Lifecycle:
         self.now_s = at_s
         self.serial += 1
         known: dict[str, object] = {"attempt": 1, "prompt_tokens": 500, "incarnation": "a/1", "group_id": "g", **fields}
@@ -112,8 +112,8 @@ class Driver:
         tokens = made if isinstance(made, int) and 1 <= made <= 8_192 else 200
         first_token_s = BEGAN_MS / 1e3 + began_s + (ended_s - began_s) * duration_s(1) / duration_s(tokens)
         fields = {"first_token_s": first_token_s, **fields}
-        self.tell(LifecycleKind.PULLED, began_s, queue_id, **{key: fields[key] for key in fields if key in ("attempt", "incarnation")})
-        self.tell(LifecycleKind.COMPLETED, ended_s, queue_id, **{"model": "chat", "output_tokens": 200, "slo_class": "64s", **fields})
+        self.report(LifecycleKind.PULLED, began_s, queue_id, **{key: fields[key] for key in fields if key in ("attempt", "incarnation")})
+        self.report(LifecycleKind.COMPLETED, ended_s, queue_id, **{"model": "chat", "output_tokens": 200, "slo_class": "64s", **fields})
 
     def workload(self) -> dict[tuple[str, str, str], WorkloadProfile]:
         self.tick(self.now_s + 1_000.0)
@@ -136,7 +136,7 @@ class Driver:
 
 @cache
 def duration_s(output_tokens: int, prompt_tokens: int = 500, slowdown: float = 1.0) -> float:
-    """What the A100 row says of a run by itself."""
+    """Duration of a run by itself, by the A100 row."""
     row = SHIPPED.hardware_for(INSTANCE, CATALOGUE["chat"])
     assert row is not None
     decode_s = sum(row.decode_step_s(1, prompt_tokens + produced) for produced in range(1, output_tokens))

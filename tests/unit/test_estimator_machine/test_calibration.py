@@ -1,4 +1,4 @@
-"""Predictions and what came of them: learned, published with the snapshot, and taken up again after a restart."""
+"""Predictions and their outcomes: learned, published with the snapshot, and taken up again after a restart."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def ended(queue_id: str, at_s: float, latency_s: float, wait_s: float | None = N
 
 
 def served(driver: Driver, at_s: float, wait_s: float) -> None:
-    """A request that a client was told of, which waited so long and ran for 10 s."""
-    told_so = predicted(at_s, str(at_s))
-    driver.step(at_s, told_so)
-    driver.tell(LifecycleKind.PULLED, at_s + wait_s, told_so.queue_id)
-    driver.step(at_s + wait_s + 10.0, ended(told_so.queue_id, at_s + wait_s + 10.0, wait_s + 10.0, wait_s))
+    """A request with a prediction, which waited so long and ran for 10 s."""
+    prediction = predicted(at_s, str(at_s))
+    driver.step(at_s, prediction)
+    driver.report(LifecycleKind.PULLED, at_s + wait_s, prediction.queue_id)
+    driver.step(at_s + wait_s + 10.0, ended(prediction.queue_id, at_s + wait_s + 10.0, wait_s + 10.0, wait_s))
 
 
 def learned(wait_s: float = 120.0, count: int = 30) -> Driver:
@@ -102,7 +102,7 @@ def test_the_factor_is_clamped() -> None:
     assert row(learned(2_000.0)).bias_factor <= 2.0
 
 
-def test_spans_are_wide_until_something_came_and_narrow_where_all_came_as_told() -> None:
+def test_spans_are_wide_before_any_outcome_and_narrow_where_all_were_as_predicted() -> None:
     driver = Driver()
     driver.seen()
     driver.run(0.0, 3.0)
@@ -111,7 +111,7 @@ def test_spans_are_wide_until_something_came_and_narrow_where_all_came_as_told()
 
 
 def test_one_that_still_waits_beyond_its_quantile_is_a_miss_at_once() -> None:
-    """A hundred are told 106 s with 90%, and none has started after 107 s."""
+    """Their p90 is 106 s, and none has started after 107 s."""
     driver = learned(100.0, 40)
     before = row(driver)
     began_s = driver.now_s
@@ -130,7 +130,7 @@ def test_one_that_an_engine_has_waits_no_longer() -> None:
     began_s = driver.now_s
     for number in range(90):
         driver.step(began_s + number, predicted(began_s + number, f"pulled {number}"))
-        driver.tell(LifecycleKind.PULLED, began_s + number + 1.0, f"pulled {number}")
+        driver.report(LifecycleKind.PULLED, began_s + number + 1.0, f"pulled {number}")
     driver.tick(began_s + 199.0)
     assert row(driver).applied(OWN) == before.applied(OWN)
 
@@ -142,7 +142,7 @@ def test_one_that_an_engine_took_beyond_its_quantile_was_a_miss() -> None:
     for number in range(90):
         driver.step(began_s + number, predicted(began_s + number, f"late {number}"))
     for number in range(90):
-        driver.tell(LifecycleKind.PULLED, began_s + 150.0 + number, f"late {number}")
+        driver.report(LifecycleKind.PULLED, began_s + 150.0 + number, f"late {number}")
     assert row(driver).applied(OWN).quantile(0.9) > 110.0
 
 
@@ -178,8 +178,8 @@ def test_judged_predictions_are_counted() -> None:
     assert learned(count=7).machine.counts.judged == 7
 
 
-def test_what_was_told_before_the_speed_changed_is_no_bias() -> None:
-    """The engine becomes half as fast: those who wait meanwhile come late, which is no fault of what predictions say now."""
+def test_predictions_made_before_the_speed_changed_are_no_bias() -> None:
+    """The engine becomes half as fast: requests that wait meanwhile are late, which is no fault of present predictions."""
     driver = Driver()
     driver.seen()
     for number in range(60):
@@ -196,8 +196,8 @@ def test_what_never_ends_is_given_up_and_all_that_is_kept_is_bounded(monkeypatch
     monkeypatch.setattr(feedback, "ROWS_MAX", 10)
     kept = feedback.Feedback(slowdown_of=lambda _model, _instance: 1.0)
     for number in range(1_000):
-        told_so = predicted(10.0 * number, str(number))
-        kept.predict(told_so)
+        prediction = predicted(10.0 * number, str(number))
+        kept.predict(prediction)
         assert kept.end(ended(str(number), 10.0 * number + 1.0, 1.0, 1.0)) is not None
         assert not kept._followed
     for number in range(1_000):

@@ -35,7 +35,7 @@ def learned(driver: Driver) -> HardwareProfile:
     return row
 
 
-def test_the_prior_gives_way_to_data_by_its_weight() -> None:
+def test_the_prior_yields_to_data_by_its_weight() -> None:
     """It weighs as much as 60 s of runs, and fades as they do."""
     driver = Driver()
     driver.seen()
@@ -49,7 +49,7 @@ def test_the_prior_gives_way_to_data_by_its_weight() -> None:
     assert row.origin == ""
 
 
-def test_a_prior_from_facts_gives_way_sooner() -> None:
+def test_a_prior_from_facts_yields_sooner() -> None:
     shares = []
     for instance in (INSTANCE, H200):
         driver = Driver()
@@ -72,11 +72,11 @@ def test_a_pair_never_seen_is_learned_from_facts() -> None:
     row = learned(driver)
     assert (row.gpu, row.origin, row.samples, row.instance) == ("H200", ORIGIN_FACTS, 5, "a")
     prior = hardware_prior("H200", 1, "Mistral-7B")
-    assert prior in driver.machine.snapshot.hardware  # told beside the shipped ones
+    assert prior in driver.machine.snapshot.hardware  # published beside the shipped ones
     assert driver.noted == []
 
 
-def test_a_pair_of_which_nothing_is_known_is_told_once() -> None:
+def test_a_pair_of_which_nothing_is_known_is_reported_once() -> None:
     driver = Driver()
     unknown = replace(INSTANCE, gpu="B300")
     driver.seen(instances=(unknown,))
@@ -90,7 +90,7 @@ def test_a_pair_of_which_nothing_is_known_is_told_once() -> None:
 
 
 def test_a_model_of_ones_own_is_learned_from_its_facts() -> None:
-    """Of which nothing else is known; what it would be held against is what everybody predicts with."""
+    """Nothing else is known of it; its base row is the one that all predictions use."""
     facts = ModelFacts(parameters_billion=1.0, layers=16, hidden_size=2048, kv_heads=8, head_size=64)
     spec = ModelSpec(name="own", profile="Unheard-of", facts=facts)
     driver = Driver(catalogue={"own": spec})
@@ -99,11 +99,11 @@ def test_a_model_of_ones_own_is_learned_from_its_facts() -> None:
     prior = SHIPPED.hardware_of_pair("A100-80GB", 1, spec)
     assert prior is not None
     for number in range(5):
-        driver.tell(LifecycleKind.PULLED, 10.0 * number, str(number), model="own", group_id="own")
+        driver.report(LifecycleKind.PULLED, 10.0 * number, str(number), model="own", group_id="own")
         took_s = 2.0 * (prior.prefill_work_s(500) + 199 * prior.decode_step_s(1, 600))
         first_s = BEGAN_MS / 1e3 + 10.0 * number + 2.0 * prior.prefill_work_s(500)
         ended: dict[str, object] = {"model": "own", "group_id": "own", "output_tokens": 200, "first_token_s": first_s}
-        driver.tell(LifecycleKind.COMPLETED, 10.0 * number + took_s, str(number), **ended)
+        driver.report(LifecycleKind.COMPLETED, 10.0 * number + took_s, str(number), **ended)
     row = learned(driver)
     assert (row.instance, row.model, row.origin, row.samples) == ("a", "Unheard-of", ORIGIN_FACTS, 5)
     assert row.as_pair() == prior
@@ -111,7 +111,7 @@ def test_a_model_of_ones_own_is_learned_from_its_facts() -> None:
 
 
 def test_a_change_is_followed_within_two_minutes_of_the_engine() -> None:
-    """Whatever was there before: 2% of it is left."""
+    """Only 2% of the runs before are left."""
     driver = Driver()
     driver.seen()
     seconds = duration_s(200)
@@ -138,7 +138,7 @@ def test_a_restored_row_says_what_the_published_one_said() -> None:
 
 
 def test_brought_rows_replace_those_of_their_keys_and_are_published_at_once() -> None:
-    """What was learned against another row of a pair begins afresh."""
+    """Learning against another row of a pair begins afresh."""
     driver = Driver()
     driver.seen()
     runs(driver, 10, duration_s(200, slowdown=1.5))

@@ -1,4 +1,4 @@
-"""What the machine learns of lengths and speeds from which events, and what it does not believe."""
+"""Lengths and speeds that the machine learns from events, and figures that it does not believe."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_class_comes_from_the_event_or_else_from_the_group() -> None:
     driver.seen()
     driver.run(0, 1, "1", slo_class="8s")
     driver.run(1, 2, "2", slo_class="")
-    driver.tell(LifecycleKind.COMPLETED, 3, "3", model="chat", output_tokens=9, slo_class="", group_id="gone")
+    driver.report(LifecycleKind.COMPLETED, 3, "3", model="chat", output_tokens=9, slo_class="", group_id="gone")
     assert {key for key in driver.workload() if key[1]} == {("chat", "8s", "1024"), ("chat", "64s", "1024")}
     assert driver.workload()[("chat", "", "")].samples >= 2
 
@@ -76,8 +76,8 @@ def test_requests_that_did_not_complete_teach_no_length() -> None:
     driver = Driver()
     driver.seen()
     for kind in (LifecycleKind.ENDED, LifecycleKind.RELEASED):
-        driver.tell(LifecycleKind.PULLED, driver.now_s + 1, "1")
-        driver.tell(kind, driver.now_s + 2, "1", model="chat", output_tokens=100)
+        driver.report(LifecycleKind.PULLED, driver.now_s + 1, "1")
+        driver.report(kind, driver.now_s + 2, "1", model="chat", output_tokens=100)
     assert driver.workload() == {}
 
 
@@ -122,7 +122,7 @@ def test_the_clock_of_an_instance_is_taken_out(scale: float) -> None:
     assert row.slowdown == pytest.approx(1.5, rel=0.08)
 
 
-def test_a_run_whose_first_token_was_not_told_teaches_no_speed() -> None:
+def test_a_run_whose_first_token_was_not_reported_teaches_no_speed() -> None:
     driver = Driver()
     driver.seen()
     driver.run(0.0, 3.0, "1", first_token_s=0.0)
@@ -160,7 +160,7 @@ def test_a_run_whose_pull_was_not_seen_teaches_no_speed() -> None:
     driver = Driver()
     driver.seen(running=3)
     for number in range(3):
-        driver.tell(LifecycleKind.COMPLETED, number + 1.0, str(number), model="chat", output_tokens=100)
+        driver.report(LifecycleKind.COMPLETED, number + 1.0, str(number), model="chat", output_tokens=100)
     assert (driver.machine.counts.lengths, driver.machine.counts.speeds) == (3, 0)
 
 
@@ -174,11 +174,11 @@ def test_an_absurd_finish_is_replaced_by_the_time_of_the_event(finished_s: float
 
 
 def test_a_run_of_a_model_that_nobody_knew_at_its_pull_teaches_no_speed() -> None:
-    """Its prefill went uncounted, and so did the prefills before it."""
+    """Its prefill was not counted, nor were the prefills before it."""
     driver = Driver()
     driver.seen()
-    driver.tell(LifecycleKind.PULLED, 0.0, group_id="not read yet")
-    driver.tell(LifecycleKind.COMPLETED, 3.0, model="chat", output_tokens=200, slo_class="64s")
+    driver.report(LifecycleKind.PULLED, 0.0, group_id="not read yet")
+    driver.report(LifecycleKind.COMPLETED, 3.0, model="chat", output_tokens=200, slo_class="64s")
     assert (driver.machine.counts.lengths, driver.machine.counts.speeds) == (1, 0)
 
 
@@ -205,9 +205,9 @@ def test_another_gpu_under_the_same_name_begins_afresh() -> None:
     driver.run(0, 10, "1")
     h100 = replace(INSTANCE, incarnation="a/2", gpu="H100-80GB")
     driver.seen(instances=(h100,))
-    driver.tell(LifecycleKind.PULLED, 20, "2", incarnation="a/2")
+    driver.report(LifecycleKind.PULLED, 20, "2", incarnation="a/2")
     first_s = BEGAN_MS / 1e3 + 20.1
-    driver.tell(LifecycleKind.COMPLETED, 22, "2", incarnation="a/2", model="chat", output_tokens=200, first_token_s=first_s)
+    driver.report(LifecycleKind.COMPLETED, 22, "2", incarnation="a/2", model="chat", output_tokens=200, first_token_s=first_s)
     (row,) = driver.learned()
     assert (row.gpu, row.samples) == ("H100-80GB", 1)
 
@@ -218,11 +218,11 @@ def test_events_before_the_reading_of_the_queue_are_not_counted_twice() -> None:
     plain.seen()
     driver.seen(running=2, last_event=(BEGAN_MS + 500, 10_000))
     for each in (driver, plain):
-        each.tell(LifecycleKind.PULLED, 0.1, "1")
-        each.tell(LifecycleKind.PULLED, 0.2, "2")
+        each.report(LifecycleKind.PULLED, 0.1, "1")
+        each.report(LifecycleKind.PULLED, 0.2, "2")
         for number in (1, 2):
             first_s = BEGAN_MS / 1e3 + 0.1 * number + 0.05
-            each.tell(LifecycleKind.COMPLETED, 1.0 + number, str(number), model="chat", output_tokens=100, first_token_s=first_s)
+            each.report(LifecycleKind.COMPLETED, 1.0 + number, str(number), model="chat", output_tokens=100, first_token_s=first_s)
     assert driver.machine.counts.speeds == 0, "who the two were is not known"
     assert plain.machine.counts.speeds == 2
     driver.run(10.0, 12.8, "3")

@@ -1,4 +1,4 @@
-"""Output lengths as the machine learns them from events: requests that have not ended, guesses that come back, restarts."""
+"""Output lengths as the machine learns them from events: requests that have not ended, guesses that return, restarts."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from qlm_queue.values import StreamEntry
 from .driver import BEGAN_MS, Driver
 
 TOKEN_S = 0.02
-"""Of each token in these tests, after a prefill of 0.1 s."""
+"""Time of each token in these tests, after a prefill of 0.1 s."""
 
 
 def finish(driver: Driver, began_s: float, queue_id: str, output_tokens: int, **more: object) -> None:
-    """A run whose times go with its tokens; its pull was told before."""
+    """A run with times by its tokens; its pull was reported before."""
     first_token_s = began_s + 0.1
     ended_s = first_token_s + TOKEN_S * (output_tokens - 1)
     times = {"first_token_s": BEGAN_MS / 1e3 + first_token_s, "finished_s": BEGAN_MS / 1e3 + ended_s}
-    told: dict[str, object] = {"model": "chat", "slo_class": "64s", "output_tokens": output_tokens, **times, **more}
-    driver.tell(LifecycleKind.COMPLETED, ended_s, queue_id, **told)
+    fields: dict[str, object] = {"model": "chat", "slo_class": "64s", "output_tokens": output_tokens, **times, **more}
+    driver.report(LifecycleKind.COMPLETED, ended_s, queue_id, **fields)
 
 
 def used() -> Driver:
-    """Twenty answers of 50 tokens went by."""
+    """Twenty answers of 50 tokens ended."""
     driver = Driver()
     driver.seen()
     for number in range(20):
-        driver.tell(LifecycleKind.PULLED, 2.0 * number, f"past{number}")
+        driver.report(LifecycleKind.PULLED, 2.0 * number, f"past{number}")
         finish(driver, 2.0 * number, f"past{number}", 50)
     return driver
 
 
 def output_mean(driver: Driver, at_s: float) -> float:
     """As published at a time; a short answer ends then, so that there is something to publish."""
-    driver.tell(LifecycleKind.PULLED, at_s - 1.1, f"tick{at_s}")
+    driver.report(LifecycleKind.PULLED, at_s - 1.1, f"tick{at_s}")
     finish(driver, at_s - 1.1, f"tick{at_s}", 50)
     driver.tick(at_s + 2.0)
     return {row.key: row for row in driver.machine.snapshot.workload}[("chat", "", "")].output_tokens_mean
@@ -55,7 +55,7 @@ def test_requests_that_run_on_and_on_raise_the_mean_before_they_end() -> None:
     driver = used()
     assert output_mean(driver, 50.0) == pytest.approx(50.0)
     for number in range(20):
-        driver.tell(LifecycleKind.PULLED, 60.0, f"long{number}")
+        driver.report(LifecycleKind.PULLED, 60.0, f"long{number}")
     soon, later, much_later = (output_mean(driver, at_s) for at_s in (62.0, 70.0, 100.0))
     # 20 of 40 have made 0.8 * 50 tokens a second, and not ended.
     assert soon < later < much_later
@@ -66,9 +66,9 @@ def test_requests_that_run_on_and_on_raise_the_mean_before_they_end() -> None:
 def test_the_cancelled_count_as_longer_than_what_they_had_made() -> None:
     left_out, cancelled = used(), used()
     for number in range(20):
-        cancelled.tell(LifecycleKind.PULLED, 60.0, f"long{number}")
+        cancelled.report(LifecycleKind.PULLED, 60.0, f"long{number}")
     for number in range(20):
-        cancelled.tell(LifecycleKind.ENDED, 70.0, f"long{number}", output_tokens=0)
+        cancelled.report(LifecycleKind.ENDED, 70.0, f"long{number}", output_tokens=0)
     assert output_mean(left_out, 80.0) == pytest.approx(50.0)
     assert output_mean(cancelled, 80.0) > 150.0
 
@@ -77,10 +77,10 @@ def test_what_never_ran_says_nothing() -> None:
     driver = used()
     for number in range(50):
         at_s = 60.0 + number / 10.0
-        driver.tell(LifecycleKind.ENDED, at_s, f"waited{number}", incarnation="")
-        driver.tell(LifecycleKind.PULLED, at_s, f"unpulled{number}")
-        driver.tell(LifecycleKind.RELEASED, at_s + 0.05, f"unpulled{number}", started=False)
-        driver.tell(LifecycleKind.ENDED, at_s + 0.06, f"unpulled{number}", incarnation="")
+        driver.report(LifecycleKind.ENDED, at_s, f"waited{number}", incarnation="")
+        driver.report(LifecycleKind.PULLED, at_s, f"unpulled{number}")
+        driver.report(LifecycleKind.RELEASED, at_s + 0.05, f"unpulled{number}", started=False)
+        driver.report(LifecycleKind.ENDED, at_s + 0.06, f"unpulled{number}", incarnation="")
     assert output_mean(driver, 80.0) == pytest.approx(50.0)
 
 
@@ -88,9 +88,9 @@ def test_what_never_ran_says_nothing() -> None:
 def test_an_end_that_is_not_believed_is_an_end(figures: dict[str, int]) -> None:
     """Such as an empty answer."""
     driver = used()
-    for number in range(20):
-        driver.tell(LifecycleKind.PULLED, 60.0, f"odd{number}")
-        driver.tell(LifecycleKind.COMPLETED, 61.0, f"odd{number}", **{"model": "chat", "slo_class": "64s", "output_tokens": 50, **figures})
+    for index in range(20):
+        driver.report(LifecycleKind.PULLED, 60.0, f"odd{index}")
+        driver.report(LifecycleKind.COMPLETED, 61.0, f"odd{index}", **{"model": "chat", "slo_class": "64s", "output_tokens": 50, **figures})
     assert driver.machine.counts.refused == 20
     assert output_mean(driver, 1_000.0) == pytest.approx(50.0)
 
@@ -98,9 +98,9 @@ def test_an_end_that_is_not_believed_is_an_end(figures: dict[str, int]) -> None:
 def test_an_evicted_request_keeps_what_it_made() -> None:
     driver = used()
     for number in range(20):
-        driver.tell(LifecycleKind.PULLED, 60.0, f"evicted{number}")
+        driver.report(LifecycleKind.PULLED, 60.0, f"evicted{number}")
     for number in range(20):
-        driver.tell(LifecycleKind.RELEASED, 70.0, f"evicted{number}")
+        driver.report(LifecycleKind.RELEASED, 70.0, f"evicted{number}")
     soon, later = output_mean(driver, 80.0), output_mean(driver, 1_000.0)
     assert soon > 150.0
     assert later == pytest.approx(soon, rel=0.2)  # it does not grow while it waits
@@ -108,32 +108,32 @@ def test_an_evicted_request_keeps_what_it_made() -> None:
 
 def test_events_that_were_missed_end_what_is_known_of_running_requests() -> None:
     driver = used()
-    driver.tell(LifecycleKind.ACCEPTED, 55.0, "a", acceptance_number=100)
+    driver.report(LifecycleKind.ACCEPTED, 55.0, "a", acceptance_number=100)
     for number in range(20):
-        driver.tell(LifecycleKind.PULLED, 60.0, f"long{number}")
-    driver.tell(LifecycleKind.ACCEPTED, 61.0, "b", acceptance_number=300)
+        driver.report(LifecycleKind.PULLED, 60.0, f"long{number}")
+    driver.report(LifecycleKind.ACCEPTED, 61.0, "b", acceptance_number=300)
     driver.seen()
     assert output_mean(driver, 200.0) == pytest.approx(50.0)
 
 
 def test_one_that_hangs_or_claims_absurd_figures_is_not_endless() -> None:
     hanging, claiming = used(), used()
-    hanging.tell(LifecycleKind.PULLED, 60.0, "hangs")
-    claiming.tell(LifecycleKind.PULLED, 60.0, "claims")
-    claiming.tell(LifecycleKind.ENDED, 61.0, "claims", output_tokens=4_000_000_000)
+    hanging.report(LifecycleKind.PULLED, 60.0, "hangs")
+    claiming.report(LifecycleKind.PULLED, 60.0, "claims")
+    claiming.report(LifecycleKind.ENDED, 61.0, "claims", output_tokens=4_000_000_000)
     assert output_mean(hanging, 1_000_000.0) < 1_000.0
     assert output_mean(claiming, 100.0) < 1_000.0
 
 
 def test_a_clock_that_goes_back_makes_nothing_longer() -> None:
     driver = used()
-    driver.tell(LifecycleKind.PULLED, 1_000_000.0, "future")
+    driver.report(LifecycleKind.PULLED, 1_000_000.0, "future")
     driver.tick(60.0)
     assert output_mean(driver, 1_000_001.0) == pytest.approx(50.0, rel=0.2)
 
 
 def guess_of(driver: Driver, tenant: str) -> LengthGuess:
-    """What a gateway would find with the newest snapshot."""
+    """A gateway's guess with the newest snapshot."""
     snapshot = driver.machine.snapshot
     median = snapshot.output_curve_for("chat", "64s", "1024").median_tokens
     return snapshot.length_model.guess(LengthFacts(model="chat", tenant=tenant, prompt_tokens=500), median, 8_000)
@@ -145,7 +145,7 @@ def two_tenants(driver: Driver, requests: int = 600) -> None:
         tenant, center = (("short", 20), ("long", 400))[number % 2]
         output = max(1, round(float(rng.lognormal(np.log(center), 0.3))))
         guess = guess_of(driver, tenant)
-        driver.tell(LifecycleKind.COMPLETED, 2.0 * number, str(number), model="chat", output_tokens=output, length_guess=guess)
+        driver.report(LifecycleKind.COMPLETED, 2.0 * number, str(number), model="chat", output_tokens=output, length_guess=guess)
 
 
 def test_the_length_model_comes_into_use_and_moves_the_group_key() -> None:
@@ -177,7 +177,7 @@ def test_the_length_model_outlives_a_restart_and_goes_out_of_use_when_it_is_wron
     again = Driver()
     again.restore(snapshot)
     again.seen()
-    again.tell(LifecycleKind.COMPLETED, 20_000.0, "next", model="chat", output_tokens=20, length_guess=guess_of(again, "short"))
+    again.report(LifecycleKind.COMPLETED, 20_000.0, "next", model="chat", output_tokens=20, length_guess=guess_of(again, "short"))
     again.tick(20_010.0)
     assert [score.used for score in again.machine.snapshot.length_model.scores] == [True]
     for tenant in ("short", "long"):
@@ -186,7 +186,7 @@ def test_the_length_model_outlives_a_restart_and_goes_out_of_use_when_it_is_wron
     assert after.quantile(0.9) == pytest.approx(before.quantile(0.9), rel=0.05)
     wrong = replace(guess_of(driver, "short"), median_tokens=50.0, model_tokens=500.0, expected_tokens=500)
     for number in range(600):
-        driver.tell(LifecycleKind.COMPLETED, 10_001.0 + number, f"w{number}", model="chat", output_tokens=50, length_guess=wrong)
+        driver.report(LifecycleKind.COMPLETED, 10_001.0 + number, f"w{number}", model="chat", output_tokens=50, length_guess=wrong)
     driver.tick(20_000.0)
     (score,) = driver.machine.snapshot.length_model.scores
     assert (score.model, score.used) == ("chat", False)
@@ -216,9 +216,9 @@ def test_the_uncached_share_is_learned_by_class_and_forgotten() -> None:
     def end(count: int, prompt_tokens: int, cached_tokens: int | None, slo_class: str = "64s", attempt: int = 1) -> None:
         for _ in range(count):
             at_s = driver.now_s + 5.0
-            told = {"prompt_tokens": prompt_tokens, "attempt": attempt, "group_id": ""}
-            driver.tell(LifecycleKind.PULLED, at_s, f"{driver.serial}", model="chat", **told)
-            finish(driver, at_s, f"{driver.serial - 1}", 50, cached_tokens=cached_tokens, slo_class=slo_class, **told)
+            fields = {"prompt_tokens": prompt_tokens, "attempt": attempt, "group_id": ""}
+            driver.report(LifecycleKind.PULLED, at_s, f"{driver.serial}", model="chat", **fields)
+            finish(driver, at_s, f"{driver.serial - 1}", 50, cached_tokens=cached_tokens, slo_class=slo_class, **fields)
 
     def share(slo_class: str = "64s", tokens: str = "1024") -> float:
         driver.tick(driver.now_s + 5.0)

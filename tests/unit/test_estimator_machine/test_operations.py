@@ -30,7 +30,7 @@ def driver() -> Driver:
     return driver
 
 
-# What is learned ------------------------------------------------------------------------------------------------------
+# Learning -------------------------------------------------------------------------------------------------------------
 
 
 def test_slow_loads_are_believed_by_and_by(driver: Driver) -> None:
@@ -80,7 +80,7 @@ def test_a_warming_is_a_load_from_disk_without_what_was_learned_of_the_rest(driv
 
 
 def test_moves_of_kv_are_held_against_their_size(driver: Driver) -> None:
-    """Of requests and of tokens: each request costs as much as a thousand tokens here."""
+    """In requests and in tokens: each request costs as much as a thousand tokens here."""
     based = replace(A100, origin=ORIGIN_MEASURED, kv_swap_base_ms=A100.kv_swap_us_per_token)
     driver.bring(ProfileSnapshot(version=0, made_s=0.0, hardware=(based,)))
     sizes = random.Random(1)
@@ -94,7 +94,7 @@ def test_moves_of_kv_are_held_against_their_size(driver: Driver) -> None:
     assert row.kv_swap.samples == 16
 
 
-def test_what_takes_no_longer_than_a_turn_of_the_process_tells_little(driver: Driver) -> None:
+def test_a_load_no_longer_than_a_turn_of_the_process_teaches_little(driver: Driver) -> None:
     """On an engine with a fast clock a load takes a millisecond, and what measures it half of that."""
     fast = replace(INSTANCE, time_scale=1_000.0)
     driver.seen(instances=(fast,))
@@ -178,10 +178,10 @@ def test_a_move_without_size_is_refused(driver: Driver) -> None:
     )
 )
 @example([(SWAPPED_COLD, 5e-324, 0, 0, 0.0), (KV_MOVED, 5e-324, 2**32 - 1, 2**64 - 1, 1.0)])
-def test_whatever_comes_times_stay_sound(told: list[tuple[OperationKind, float, int, int, float]]) -> None:
+def test_times_stay_sound_under_any_reports(reports: list[tuple[OperationKind, float, int, int, float]]) -> None:
     driver = Driver()
     driver.seen()
-    for kind, took_s, requests, tokens, at_s in told:
+    for kind, took_s, requests, tokens, at_s in reports:
         driver.operation(kind, at_s, took_s, requests=requests, tokens=tokens)
     for row in driver.learned():
         for operation in (row.swap_warm, row.swap_cold, row.kv_swap):
@@ -189,8 +189,8 @@ def test_whatever_comes_times_stay_sound(told: list[tuple[OperationKind, float, 
         assert row.swap_s(warm=False) > 0.0
 
 
-def test_an_instance_that_just_came_is_waited_for() -> None:
-    """Its first load is told before the queue is read again."""
+def test_an_instance_that_just_registered_is_waited_for() -> None:
+    """Its first load is reported before the queue is read again."""
     driver = Driver()
     driver.seen(instances=())
     driver.operation(SWAPPED_COLD, 1.0, 2.0 * COLD_S)
@@ -216,7 +216,7 @@ def test_a_change_is_followed_after_some_loads(driver: Driver) -> None:
     assert learned(driver).swap_warm.slowdown == pytest.approx(3.0, rel=0.1)
 
 
-# What was learned of loads and moves after a restart, in a file, and against another row ------------------------------
+# Learned times of loads and moves after a restart, in a file, and against another row ---------------------------------
 
 
 def taught() -> Driver:
@@ -236,7 +236,7 @@ def test_a_restored_machine_believes_the_same_and_goes_on() -> None:
     driver.restore(snapshot)
     driver.seen()
     driver.operation(WARMED, 3_000.0, -1.0)  # nothing, but a publication may come
-    driver.tell(LifecycleKind.ACCEPTED, 3_001.0)
+    driver.report(LifecycleKind.ACCEPTED, 3_001.0)
     driver.run(3_100.0, 3_100.0 + duration_s(200))
     after = learned(driver)
     for name in ("swap_warm", "swap_cold", "kv_swap"):
@@ -253,7 +253,7 @@ def test_a_restored_machine_believes_the_same_and_goes_on() -> None:
     st.sampled_from(["A100-80GB", "H200"]),
 )
 def test_what_is_published_is_believed_again(loads_seen: list[tuple[float, float]], gpu: str) -> None:
-    """Whatever was learned, of loads that take seconds or no longer than a turn of the process, from each kind of prior."""
+    """From loads that take seconds or no longer than a turn of the process, and from each kind of prior."""
     driver = Driver()
     for at, (slowdown, scale) in enumerate(loads_seen):
         driver.seen(instances=(replace(INSTANCE, gpu=gpu, time_scale=scale),))
@@ -284,7 +284,7 @@ def test_times_survive_a_file() -> None:
     assert after.swap_cold.slowdown == pytest.approx(before.swap_cold.slowdown)
 
 
-def test_a_row_that_tells_of_no_operation_leaves_those_that_are_known() -> None:
+def test_a_row_without_operations_leaves_those_that_are_known() -> None:
     driver = taught()
     before = learned(driver)
     driver.bring(ProfileSnapshot(version=0, made_s=0.0, hardware=(replace(A100, instance="a", slowdown=1.3, samples=50),)))
@@ -293,7 +293,7 @@ def test_a_row_that_tells_of_no_operation_leaves_those_that_are_known() -> None:
 
 
 def test_a_measured_row_has_its_own_loads() -> None:
-    """What was learned against the row that it replaces begins afresh."""
+    """Learning against the row that it replaces begins afresh."""
     driver = taught()
     measured = replace(A100, origin=ORIGIN_MEASURED, load_cpu_to_gpu_s=2.0 * A100.load_cpu_to_gpu_s)
     driver.bring(ProfileSnapshot(version=0, made_s=0.0, hardware=(measured,)))
@@ -302,7 +302,7 @@ def test_a_measured_row_has_its_own_loads() -> None:
     assert learned(driver).swap_s(warm=True) == pytest.approx(2.0 * WARM_S, rel=0.01)
 
 
-def test_against_a_row_of_no_time_worth_telling_nothing_is_infinite() -> None:
+def test_against_a_row_of_negligible_time_nothing_is_infinite() -> None:
     """Somebody brings a row whose loads take next to nothing, and one of the usual size again."""
     driver = taught()
     for seconds in (5e-324, A100.load_cpu_to_gpu_s):
@@ -343,7 +343,7 @@ def test_a_slowdown_that_is_none_is_refused(fields: dict[str, float]) -> None:
         OperationSlowdown(**fields)  # type: ignore[arg-type]
 
 
-def test_rows_of_an_older_version_tell_of_no_operation() -> None:
+def test_rows_of_an_older_version_have_no_operations() -> None:
     body = profile_wire.to_proto(ProfileSnapshot(version=1, made_s=0.0, hardware=(replace(A100, instance="a"),)))
     assert not body.hardware[0].HasField("swap_warm")
     assert profile_wire.from_proto(body).hardware[0].swap_warm == AS_PROFILED

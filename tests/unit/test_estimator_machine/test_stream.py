@@ -27,8 +27,8 @@ from .driver import BEGAN_MS, CATALOGUE, GROUPS, INSTANCE, SHIPPED, Driver, dura
 def test_repeated_events_count_once() -> None:
     driver = Driver()
     driver.seen()
-    driver.tell(LifecycleKind.PULLED, 0.0, "1")
-    done = driver.tell(LifecycleKind.COMPLETED, 3.0, "1", model="chat", output_tokens=200)
+    driver.report(LifecycleKind.PULLED, 0.0, "1")
+    done = driver.report(LifecycleKind.COMPLETED, 3.0, "1", model="chat", output_tokens=200)
     before = driver.workload()
     for _ in range(3):
         driver.again(done)
@@ -39,7 +39,7 @@ def test_repeated_events_count_once() -> None:
 def test_events_of_one_entry_all_count() -> None:
     driver = Driver()
     driver.seen()
-    event = driver.tell(LifecycleKind.COMPLETED, 3.0, "1", model="chat", output_tokens=200)
+    event = driver.report(LifecycleKind.COMPLETED, 3.0, "1", model="chat", output_tokens=200)
     driver.again(replace(event, index=1, queue_id="2"))
     assert driver.machine.counts.lengths == 2
 
@@ -48,12 +48,12 @@ def test_a_gap_is_noticed_and_counted() -> None:
     driver = Driver()
     driver.seen()
     for number in (5, 6, 7):
-        driver.tell(LifecycleKind.ACCEPTED, number, str(number), acceptance_number=number)
+        driver.report(LifecycleKind.ACCEPTED, number, str(number), acceptance_number=number)
     assert (driver.machine.counts.gaps, driver.machine.counts.missed) == (0, 0)
-    driver.tell(LifecycleKind.PULLED, 8.0, "5")
-    driver.tell(LifecycleKind.ACCEPTED, 20.0, "107", acceptance_number=107)
+    driver.report(LifecycleKind.PULLED, 8.0, "5")
+    driver.report(LifecycleKind.ACCEPTED, 20.0, "107", acceptance_number=107)
     assert (driver.machine.counts.gaps, driver.machine.counts.missed) == (1, 99)
-    driver.tell(LifecycleKind.COMPLETED, 21.0, "5", model="chat", output_tokens=200)
+    driver.report(LifecycleKind.COMPLETED, 21.0, "5", model="chat", output_tokens=200)
     assert (driver.machine.counts.lengths, driver.machine.counts.speeds) == (1, 0), "who ran beside it is not known"
     driver.seen()
     driver.run(30.0, 33.0, "200")
@@ -141,7 +141,7 @@ events = st.builds(
 
 
 @given(st.lists(st.tuples(events, st.booleans()), max_size=60), st.booleans())
-def test_whatever_comes_profiles_stay_sound(told: list[tuple[Lifecycle, bool]], ordered: bool) -> None:
+def test_profiles_stay_sound_under_any_reports(reports: list[tuple[Lifecycle, bool]], ordered: bool) -> None:
     """Any events in any order: no exception, every published figure is finite (the profiles' own checks), and versions grow by one."""
     machine = EstimatorMachine(
         learning=Learning(publish_every_s=0.001, memory_requests=10.0), catalogue=CATALOGUE, shipped=SHIPPED.hardware
@@ -149,7 +149,7 @@ def test_whatever_comes_profiles_stay_sound(told: list[tuple[Lifecycle, bool]], 
     seen = QueueSeen(last_event=(BEGAN_MS, 0), instances=(INSTANCE,), running={"a/1": 1}, groups=GROUPS)
     machine.step(BEGAN_MS / 1e3, seen)
     versions: list[int] = []
-    for event, look in sorted(told, key=lambda item: (item[0].entry_id, item[0].index)) if ordered else told:
+    for event, look in sorted(reports, key=lambda item: (item[0].entry_id, item[0].index)) if ordered else reports:
         effects = machine.step(event.entry_id[0] / 1e3, event)
         if look:
             effects += machine.step(event.entry_id[0] / 1e3, replace(seen, last_event=event.entry_id))
@@ -159,14 +159,14 @@ def test_whatever_comes_profiles_stay_sound(told: list[tuple[Lifecycle, bool]], 
     assert versions == list(range(1, len(versions) + 1))
 
 
-# What is said with no data at all, with one finished request, and after a first answer of an absurd length ------------
+# Predictions with no data at all, with one finished request, and after a first answer of an absurd length -------------
 
 
 IDLE = QueueView(instance=INSTANCE, active_model="chat", running=0, groups=())
 
 
 def completion_s(snapshot: ProfileSnapshot) -> float:
-    """Of a request on an idle instance."""
+    """A request on an idle instance."""
     found = predict_request((IDLE,), CATALOGUE, snapshot, "chat", 500, 8_000, 1e9, slo_class="64s", token_class="1024")
     assert found is not None
     assert all(math.isfinite(each) and each >= 0.0 for each in (found.wait.mean, found.completion.mean, found.completion.variance))
@@ -177,7 +177,7 @@ def test_without_data_the_shipped_rows_and_the_prior_are_believed() -> None:
     driver = Driver()
     driver.seen()
     driver.tick(100.0)
-    assert driver.published == [], "there is nothing to tell"
+    assert driver.published == [], "there is nothing to report"
     assert driver.machine.snapshot.workload_for("chat", "64s", "1024") == WORKLOAD_PRIOR
     expected_s = duration_s(round(WORKLOAD_PRIOR.output_tokens_mean))
     assert completion_s(driver.machine.snapshot) == pytest.approx(expected_s, rel=0.1)
@@ -220,27 +220,27 @@ def test_a_first_answer_of_an_absurd_length_is_soon_outweighed() -> None:
         assert row.output_tokens_mean < 150.0
 
 
-# Pulls of groups that no reading of the queue has told of yet ---------------------------------------------------------
+# Pulls of groups that no reading of the queue has listed yet ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", ["big", ""])
-def test_a_pull_of_a_group_not_read_yet_counts_for_its_own_model(told: str) -> None:
+@pytest.mark.parametrize("pulled_model", ["big", ""])
+def test_a_pull_of_a_group_not_read_yet_counts_for_its_own_model(pulled_model: str) -> None:
     """Up to two seconds pass from one reading of the queue to the next, and a model may become active between them. A queue that does not
-    tell the model leaves only that of the last reading."""
+    name the model leaves only that of the last reading."""
     driver = Driver()
     driver.seen(instances=(replace(INSTANCE, active_model="chat"),))
     for number in range(30):
-        _run_big(driver, 10.0 * number, str(number), told)
-    driver.tell(LifecycleKind.PULLED, 400.0, "long", group_id="new", model=told)
-    _run_big(driver, 500.0, "last", told)
+        _run_big(driver, 10.0 * number, str(number), pulled_model)
+    driver.report(LifecycleKind.PULLED, 400.0, "long", group_id="new", model=pulled_model)
+    _run_big(driver, 500.0, "last", pulled_model)
     driver.tick(520.0)
     rows = {row.key: row for row in driver.machine.snapshot.workload}
-    assert rows["big", "", ""].censored == (told == "big")
+    assert rows["big", "", ""].censored == (pulled_model == "big")
 
 
-def _run_big(driver: Driver, began_s: float, queue_id: str, told: str) -> None:
+def _run_big(driver: Driver, began_s: float, queue_id: str, pulled_model: str) -> None:
     """A run of 200 tokens in five seconds."""
-    driver.tell(LifecycleKind.PULLED, began_s, queue_id, group_id="new", model=told)
+    driver.report(LifecycleKind.PULLED, began_s, queue_id, group_id="new", model=pulled_model)
     times = {"first_token_s": BEGAN_MS / 1e3 + began_s + 0.2, "finished_s": BEGAN_MS / 1e3 + began_s + 5.0}
     ended: dict[str, object] = {"group_id": "new", "model": "big", "slo_class": "64s", "output_tokens": 200, **times}
-    driver.tell(LifecycleKind.COMPLETED, began_s + 5.0, queue_id, **ended)
+    driver.report(LifecycleKind.COMPLETED, began_s + 5.0, queue_id, **ended)
