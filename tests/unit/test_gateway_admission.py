@@ -182,9 +182,9 @@ def test_defaults_are_applied() -> None:
     )
 
 
-@pytest.mark.parametrize(("asked", "given_"), [(0, 90), (1, 1), (90, 90), (91, 90), ((1 << 32) - 1, 90)])
-def test_output_is_what_is_asked_for_and_fits(asked: int, given_: int) -> None:
-    assert admitted(sampled(max_tokens=asked), 10).output_tokens_max == given_
+@pytest.mark.parametrize(("requested", "given_"), [(0, 90), (1, 1), (90, 90), (91, 90), ((1 << 32) - 1, 90)])
+def test_output_is_as_requested_where_it_fits(requested: int, given_: int) -> None:
+    assert admitted(sampled(max_tokens=requested), 10).output_tokens_max == given_
 
 
 @pytest.mark.parametrize(("logprobs", "most"), [(0, 1 << 20), (20, (1 << 20) // 21)])

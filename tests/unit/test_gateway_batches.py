@@ -33,7 +33,7 @@ PART = st.sampled_from([b"\n", b"\r\n", b"{", b"}", b'"custom_id"', b":", b'"a"'
 
 
 class Nobody:
-    """A queue that is asked for nothing."""
+    """A queue that receives no call."""
 
     async def submit(self, request: Request) -> NoReturn:
         raise AssertionError("no line is sent")

@@ -42,7 +42,7 @@ def test_a_full_tenant_has_its_share_of_the_ends_and_a_line_of_its_own() -> None
     assert rate.retry_after_s() == pytest.approx(0.1, rel=0.05)
 
 
-def test_places_told_apart_are_bounded() -> None:
+def test_distinct_places_are_bounded() -> None:
     rate = watched(100, 200)
     for number in range(PLACES_MAX):
         rate.retry_after_s(place=f"tenant {number}")

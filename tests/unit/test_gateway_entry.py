@@ -1,4 +1,4 @@
-"""What a request is told at the way in: of a queue that was looked at, on the memory twin of its server."""
+"""A request's outlook at acceptance: from a queue that was read, on the memory twin of its server."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class World:
 
 
 async def refused_for_s(*waiting: int) -> tuple[float, int]:
-    """When a request that would be late may come again, and how many were ahead of it."""
+    """When a request that would be late may be sent again, and how many were ahead of it."""
     world = World(refuse_late=True)
     await world.instances(*waiting)
     with pytest.raises(QueueFull) as refused:
@@ -160,7 +160,7 @@ async def test_waits_of_a_planner_that_is_gone_predict_nothing() -> None:
     assert not (await world.enter("late", 10.0)).HasField("prediction")
 
 
-async def test_what_is_told_goes_by_the_length_that_was_predicted() -> None:
+async def test_outlooks_follow_the_length_that_was_predicted() -> None:
     """Thirty times as many tokens as of the tenant that says little, by the length model: at acceptance and while it waits."""
     facts = {tenant: LengthFacts(model=MODEL, tenant=tenant, prompt_tokens=3) for tenant in ("terse", "verbose")}
     weights = {features_of(facts["terse"])[0]: 0.0, features_of(facts["verbose"])[1]: math.log(30.0)}
@@ -168,14 +168,14 @@ async def test_what_is_told_goes_by_the_length_that_was_predicted() -> None:
     model = LengthModel(features=tuple(weights), weights=tuple(weights.values()), curvatures=(1.0, 1.0), scores=(score,))
     world = World(profiles=replace(shipped_snapshot(), length_model=model))
     await world.instances(0)
-    told_s = {}
+    completion_s = {}
     for tenant in facts:
         request = world.request(tenant, 1e6)
         request.tenant = tenant
         entered = await world.entry.enter(request, (), "")
         now = await request_message(world.queue, entered.key, world.watch.recent, world.now_s)
-        told_s[tenant] = (entered.message.prediction.completion_p50_s, now.prediction.completion_p50_s)
-    for terse_s, verbose_s in zip(told_s["terse"], told_s["verbose"], strict=True):
+        completion_s[tenant] = (entered.message.prediction.completion_p50_s, now.prediction.completion_p50_s)
+    for terse_s, verbose_s in zip(completion_s["terse"], completion_s["verbose"], strict=True):
         assert verbose_s > 4.0 * terse_s
 
 
@@ -200,7 +200,7 @@ async def test_predictions_rest_on_what_was_published_last_and_can_be_read() -> 
     assert pair is not None
     slow = replace(shipped_snapshot(), hardware=(pair, replace(pair, instance="a100-0", slowdown=3.0)))
     bodies = {0: b"", 5: to_body(replace(slow, version=5)), 6: b"\xff\xff\xff", 7: to_body(replace(shipped_snapshot(), version=7))}
-    told: list[tuple[int, float]] = []
+    predicted: list[tuple[int, float]] = []
     for version, body in bodies.items():
         if version:
             await world.queue.publish_profiles(lease, version, body)
@@ -208,11 +208,11 @@ async def test_predictions_rest_on_what_was_published_last_and_can_be_read() -> 
         world.now_s += 1.0
         await world.read_waits()
         found = (await world.enter(f"v{version}", 1e6)).prediction
-        told.append((found.profile_version, found.completion_p50_s))
+        predicted.append((found.profile_version, found.completion_p50_s))
         await world.queue.cancel(RequestKey("default", f"v{version}"), b"")
-    assert [version for version, _ in told] == [0, 5, 5, 7]
-    load_s = pair.swap_s(warm=False)  # comes first, and is as fast as it was
-    assert told[1][1] - load_s == pytest.approx(3.0 * (told[0][1] - load_s), rel=0.01)
+    assert [version for version, _ in predicted] == [0, 5, 5, 7]
+    load_s = pair.swap_s(warm=False)  # is first, and as fast as it was
+    assert predicted[1][1] - load_s == pytest.approx(3.0 * (predicted[0][1] - load_s), rel=0.01)
 
 
 async def test_the_time_since_acceptance_counts_for_who_waits() -> None:
@@ -222,13 +222,13 @@ async def test_the_time_since_acceptance_counts_for_who_waits() -> None:
     assert accepted.prediction.probability_late < 0.01
     world.now_s += 99.9
     await world.read_waits()
-    told = await request_message(world.queue, RequestKey("default", "r"), world.watch.recent, world.now_s)
-    assert told.prediction.probability_late > 0.99
-    assert told.prediction.completion_p50_s == pytest.approx(accepted.prediction.completion_p50_s, rel=0.05)
+    message = await request_message(world.queue, RequestKey("default", "r"), world.watch.recent, world.now_s)
+    assert message.prediction.probability_late > 0.99
+    assert message.prediction.completion_p50_s == pytest.approx(accepted.prediction.completion_p50_s, rel=0.05)
 
 
 async def test_the_drain_rate_is_of_those_that_ended() -> None:
-    """Twenty requests come in a second and five of them end."""
+    """Twenty requests arrive in a second and five of them end."""
     world = World()
     await world.read_waits()
     for second in range(200):

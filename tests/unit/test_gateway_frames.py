@@ -34,5 +34,5 @@ def test_output_and_end_that_precede_the_answer_of_an_accept_are_the_readers() -
     assert (offset, list(tokens), pieces, logprobs) == (0, [7, 8, 9], [], None)
     assert stream.result is not None
     assert (stream.result.state, list(stream.result.output_token_ids)) == (result.state, [])
-    assert metrics.registry.get_sample_value("qlm_gateway_attaches_total", {"kind": "again"}) is None, "the queue was not asked"
+    assert metrics.registry.get_sample_value("qlm_gateway_attaches_total", {"kind": "again"}) is None, "the queue received no call"
     hub.close(stream)

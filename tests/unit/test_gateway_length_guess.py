@@ -1,4 +1,4 @@
-"""What a gateway expects of a request's output at its acceptance, and how that travels with the request."""
+"""A gateway's guess of a request's output at its acceptance, and how it travels with the request."""
 
 from __future__ import annotations
 

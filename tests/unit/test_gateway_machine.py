@@ -58,7 +58,7 @@ def test_a_gap_attaches_again_without_taking_the_request() -> None:
     run(gateway, (1.0, frames(frame(0, 2))))
     assert run(gateway, (1.1, frames(frame(5, 1)))) == [Attach(reader=1, key=KEY, bind=False, offset=2)]
     assert gateway.gaps == 1
-    # What comes before the answer does not follow either, and asks nothing more.
+    # A frame before the answer does not follow either, and attaches nothing more.
     assert run(gateway, (1.2, frames(frame(6, 1)))) == []
     assert run(gateway, (1.3, located(produced=7))) == [DeliverOutput(reader=1, skip=0, offset=2, count=5)]
     assert run(gateway, (1.4, frames(frame(7, 1)))) == [DeliverFrame(reader=1, frame=frame(7, 1), skip=0, offset=7)]
@@ -132,7 +132,7 @@ def test_at_the_bound_frames_of_the_request_kept_longest_are_dropped() -> None:
     assert accepting(first, *others, frame(1, 1), unclaimed_max=2) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
 
 
-def test_what_came_for_unknown_requests_is_forgotten_when_nobody_waits() -> None:
+def test_frames_of_unknown_requests_are_forgotten_when_nobody_waits() -> None:
     gateway = machine()
     run(gateway, (0.0, AcceptSent(reader=1)), (0.0, AcceptSent(reader=2)))
     run(gateway, (0.1, frames(frame(0, 2))), (0.2, Closed(reader=1)))
@@ -143,7 +143,7 @@ def test_what_came_for_unknown_requests_is_forgotten_when_nobody_waits() -> None
     assert not gateway._following.unclaimed
 
 
-def test_a_request_that_another_gateway_took_before_the_answer_gives_what_came_and_is_found_again() -> None:
+def test_a_request_that_another_gateway_took_before_the_answer_gives_its_frames_and_is_found_again() -> None:
     gateway = machine()
     run(gateway, (0.0, AcceptSent(reader=1)), (0.1, frames(frame(0, 2))))
     given = [DeliverFrame(reader=1, frame=frame(0, 2), skip=0, offset=0)]
@@ -164,8 +164,8 @@ def test_a_request_that_has_ended_gives_its_output_and_its_record() -> None:
 def test_a_last_frame_that_does_not_say_all_reads_the_record(last: FrameFacts) -> None:
     gateway = streaming()
     run(gateway, (1.0, frames(frame(0, 2))))
-    asked = run(gateway, (1.1, frames(last)))[-1]
-    assert asked == Attach(reader=1, key=KEY, bind=False, offset=2 + last.count)
+    effect = run(gateway, (1.1, frames(last)))[-1]
+    assert effect == Attach(reader=1, key=KEY, bind=False, offset=2 + last.count)
     assert run(gateway, (1.2, located(produced=2 + last.count, ended=True, gateway=""))) == [EndByRecord(reader=1)]
 
 
@@ -177,7 +177,7 @@ def test_a_slow_reader_falls_behind_and_attaches_again_where_it_stands_when_it_w
     assert run(gateway, (1.2, frames(frame(15, 1, last=True, total=16)))) == []
     assert run(gateway, (9.0, Tick())) == []  # no look while it is behind: it could not be given anything
     assert run(gateway, (9.1, Taken(reader=1, offset=3))) == [Attach(reader=1, key=KEY, bind=False, offset=3)]
-    # More than its buffer holds comes in several answers.
+    # More than its buffer holds arrives in several answers.
     record = located(produced=16, ended=True, gateway="")
     assert run(gateway, (9.2, record)) == [DeliverOutput(reader=1, skip=0, offset=3, count=10)]
     assert run(gateway, (9.3, Taken(reader=1, offset=9))) == []
@@ -194,7 +194,7 @@ def test_an_answer_for_a_reader_that_fell_behind_meanwhile_is_not_enough() -> No
     assert run(gateway, (4.4, located(produced=9))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
     assert run(gateway, (4.5, located(produced=9))) == [
         DeliverOutput(reader=1, skip=0, offset=0, count=9),
-        Attach(reader=1, key=KEY, bind=False, offset=9),  # a frame up to 14 came by
+        Attach(reader=1, key=KEY, bind=False, offset=9),  # a frame up to 14 arrived
     ]
 
 
@@ -253,7 +253,7 @@ def test_a_chunk_larger_than_the_buffer_fits_into_an_empty_one() -> None:
     assert run(streaming(), (1.0, frames(frame(0, 50)))) == [DeliverFrame(reader=1, frame=frame(0, 50), skip=0, offset=0)]
 
 
-def test_a_reader_whose_request_went_to_another_gateway_looks_without_taking_it_back() -> None:
+def test_a_reader_whose_request_moved_to_another_gateway_attaches_without_taking_it_back() -> None:
     gateway = opened()
     run(gateway, (0.1, located(produced=1)))
     assert run(gateway, (3.0, Tick())) == []
@@ -330,7 +330,7 @@ def test_a_request_that_was_there_and_is_not_was_erased() -> None:
     assert run(gateway, (4.1, failed)) == [Refuse(reader=1, refusal=Refusal.ERASED)]
 
 
-def test_questions_to_the_queue_are_bounded_and_asked_in_turn() -> None:
+def test_questions_to_the_queue_are_bounded_and_sent_in_turn() -> None:
     gateway = machine(StreamLimits(locates_max=2))
     effects = [effect for reader in range(5) for effect in run(gateway, (0.0, Opened(reader=reader, kind=ReaderKind.TOKENS, key=KEY)))]
     assert [effect.reader for effect in effects] == [0, 1]

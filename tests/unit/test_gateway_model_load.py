@@ -1,4 +1,4 @@
-"""What a gateway reports by model, as vLLM's servers do."""
+"""Load that a gateway reports by model, as vLLM's servers do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def seen(groups: tuple[GroupRecord, ...], instances: tuple[InstanceRecord, ...])
     )  # fmt: skip
 
 
-def test_requests_and_kv_are_told_by_model() -> None:
+def test_requests_and_kv_are_reported_by_model() -> None:
     hardware = PROFILES.hardware_for(facts("a", "seven"), SEVEN)
     assert hardware is not None
     runs = GroupRuns(output_tokens=(100, 200), prompt_tokens=1_000, prefill_left_tokens=300, offloaded_tokens=50)
@@ -91,5 +91,5 @@ def test_a_reader_of_vllm_reads_them() -> None:
     assert len(by_model) == 6
 
 
-def test_while_the_queue_is_away_nothing_is_told() -> None:
+def test_while_the_queue_is_away_nothing_is_reported() -> None:
     assert "vllm:num_requests_waiting{" not in generate_latest(GatewayMetrics().registry).decode()

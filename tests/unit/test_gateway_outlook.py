@@ -138,7 +138,7 @@ def test_an_unknown_class_goes_by_the_nearest_of_its_model() -> None:
     assert look.predict_new(replace(REQUEST, model="other"), MADE_S) is None
 
 
-def test_those_who_came_since_are_ahead_unless_they_have_time() -> None:
+def test_requests_accepted_since_are_ahead_unless_they_have_time() -> None:
     look = outlook(published((group("g", 10, 1_010.0),), classes=(REQUEST, PATIENT)))
     first = look.predict_new(REQUEST, MADE_S)
     assert first is not None
@@ -154,7 +154,7 @@ def test_those_who_came_since_are_ahead_unless_they_have_time() -> None:
     assert patient.wait.mean > urgent.wait.mean > first.wait.mean
 
 
-def test_a_publication_counts_what_came_before_it() -> None:
+def test_a_publication_counts_requests_before_it() -> None:
     since = AcceptedSince()
     for number in range(1, 101):
         since.add("a", 60.0, number)
@@ -194,7 +194,7 @@ def test_a_waiting_request_goes_by_its_place() -> None:
 
 @pytest.mark.parametrize("state", [RequestState.RUNNING, RequestState.PLACED])
 def test_a_first_token_that_was_made_is_not_called_late(state: RequestState) -> None:
-    """It may have come in time, however long the rest takes."""
+    """It may have been in time, however long the rest takes."""
     look = outlook(published((group("g", 10, 1_010.0),)))
     found = LiveRequest(
         queue_id="1-0",
@@ -233,7 +233,7 @@ def test_an_instance_has_its_share_of_all_that_ends() -> None:
     look = outlook(replace(published(), queues=queues))
     assert look.share_of("a100-0") == pytest.approx(100 / 400)
     assert look.share_of("a100-1") == pytest.approx(300 / 400)
-    # What has nothing makes nobody wait: nothing is known of its rate but that of all.
+    # An empty instance makes nobody wait: its rate is unknown, and that of all is used.
     assert look.share_of("a100-2") == look.share_of("nobody's") == 1.0
 
 

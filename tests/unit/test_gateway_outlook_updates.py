@@ -45,9 +45,9 @@ async def test_finds_are_bounded_by_the_second() -> None:
         clock.now_s += elapsed_s
         await watch.read_waits()
         found = [await updates.of(key) for _ in range(3 * most)]
-        told = [outlook for outlook in found if outlook is not None]
-        assert len(told) == expected
-        assert {(outlook.state, outlook.HasField("prediction")) for outlook in told} == {(REQUEST_STATE_ACCEPTED, False)}
+        outlooks = [outlook for outlook in found if outlook is not None]
+        assert len(outlooks) == expected
+        assert {(outlook.state, outlook.HasField("prediction")) for outlook in outlooks} == {(REQUEST_STATE_ACCEPTED, False)}
 
 
 async def test_waits_that_were_read_long_ago_say_nothing() -> None:
@@ -77,7 +77,7 @@ async def test_what_does_not_wait_has_no_outlook() -> None:
 
 
 @pytest.mark.parametrize("every_s", [0.0, 1.0, 3_600.0])
-def test_a_pace_that_may_be_asked_for(every_s: float) -> None:
+def test_a_pace_that_may_be_requested(every_s: float) -> None:
     assert checked_every_s(every_s) == every_s
 
 

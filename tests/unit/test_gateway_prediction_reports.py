@@ -40,19 +40,19 @@ async def watching(queue: MemoryQueue, random: Callable[[], float] = random.rand
     return watch
 
 
-async def told(queue: MemoryQueue) -> list[events_pb2.RequestEvent]:
+async def reported(queue: MemoryQueue) -> list[events_pb2.RequestEvent]:
     entries = await queue.read_events("0", 0.0, 100)
     return [event for entry in entries for event in events_pb2.RequestEvents.FromString(entry.payload).events]
 
 
-async def test_what_clients_were_told_is_reported_once_and_bounded() -> None:
+async def test_predictions_are_reported_once_and_bounded() -> None:
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
     watch = await watching(queue, random.Random(1).random)
     for number in range(PREDICTIONS_REPORTED_MAX + 5):
         watch.accepted(f"{number}-0", 999.5, 1, REQUEST, prediction(Normal(mean=10.0, variance=4.0)))
     await watch.report()
     await watch.report()
-    events = await told(queue)
+    events = await reported(queue)
     assert len({event.queue_id for event in events}) == len(events) == PREDICTIONS_REPORTED_MAX
     assert {(event.kind, event.accepted_ms, event.model) for event in events} == {(events_pb2.EVENT_KIND_PREDICTED, 999_500, "m")}
     assert {(event.instance, event.requests_ahead, event.profile_version, event.gpu) for event in events} == {("a", 3, 1, "")}
@@ -72,7 +72,7 @@ async def test_a_normal_has_a_tail_below_zero_and_a_time_from_now_has_none() -> 
     found = replace(prediction(below), wait=below, own_completion=Normal(mean=-2.0, variance=0.5))
     watch.accepted("1-0", 999.5, 1, REQUEST, found)
     await watch.report()
-    (event,) = await told(queue)
+    (event,) = await reported(queue)
     assert (event.predicted_p50_s, event.predicted_p90_s, event.predicted_p99_s) == (0.0, 0.0, 0.0)
     assert (event.own_completion.mean_s, event.own_completion.variance_s2) == (-2.0, 0.5)
 
@@ -83,20 +83,20 @@ async def test_what_is_learned_from_are_the_moments_before_calibration() -> None
     found = replace(prediction(Normal(10.0, 4.0)), wait=Normal(6.0, 3.0), own_wait=Normal(5.0, 2.0), own_completion=Normal(9.0, 1.0))
     watch.accepted("1-0", 999.5, 1, REQUEST, found)
     await watch.report()
-    (event,) = await told(queue)
+    (event,) = await reported(queue)
     assert (event.own_wait.mean_s, event.own_wait.variance_s2) == (5.0, 2.0)
     assert (event.own_completion.mean_s, event.own_completion.variance_s2) == (9.0, 1.0)
     assert event.predicted_wait_p50_s == pytest.approx(6.0)
 
 
-async def test_nobody_is_told_of_an_end_before_the_start() -> None:
+async def test_no_end_is_predicted_before_the_start() -> None:
     """Wait and completion are calibrated apart from each other."""
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
     watch = await watching(queue)
     found = replace(prediction(Normal(mean=2.0, variance=1.0)), wait=Normal(mean=3.0, variance=4.0), prefill_s=0.25)
     watch.accepted("1-0", 999.5, 1, REQUEST, found)
     await watch.report()
-    (event,) = await told(queue)
+    (event,) = await reported(queue)
     assert event.predicted_p50_s == pytest.approx(3.25)
     assert event.predicted_p90_s == pytest.approx(event.predicted_wait_p90_s + 0.25)
 
@@ -132,7 +132,7 @@ async def one_round(watch: QueueWatch, name: str) -> None:
 
 
 def test_each_of_a_burst_has_the_same_chance() -> None:
-    """The first ones of a burst have the fewest requests ahead: told alone, depth would never be judged."""
+    """The first of a burst have the fewest requests ahead: reported alone, depth would never be judged."""
     chance, counts = random.Random(7), [0] * 100
     for _ in range(400):
         sample = PredictionSample(10, chance.random)
@@ -148,7 +148,7 @@ def test_each_of_a_burst_has_the_same_chance() -> None:
 
 
 @given(st.integers(0, 60), st.floats(0.0, 1.0, exclude_max=True))
-def test_a_sample_is_of_those_told_and_bounded(count: int, drawn: float) -> None:
+def test_a_sample_is_of_those_added_and_bounded(count: int, drawn: float) -> None:
     sample = PredictionSample(16, lambda: drawn)
     for number in range(count):
         sample.add(PredictionReport(queue_id=str(number), accepted_s=1.0, model="m", prediction=prediction(Normal.point(1.0))))
@@ -157,7 +157,7 @@ def test_a_sample_is_of_those_told_and_bounded(count: int, drawn: float) -> None
     assert set(taken) <= {str(number) for number in range(count)}
 
 
-# What a prediction says on the wire: quantiles, and how likely a request is late --------------------------------------
+# A prediction on the wire: quantiles, and how likely a request is late ------------------------------------------------
 
 
 FOUND = RequestPrediction(
@@ -166,12 +166,12 @@ FOUND = RequestPrediction(
 
 
 def test_quantiles_are_those_of_the_times() -> None:
-    told, dice = to_proto(FOUND), np.random.default_rng(3)
+    message, dice = to_proto(FOUND), np.random.default_rng(3)
     waits_s, completions_s = dice.normal(10.0, 3.0, 200_000), dice.normal(30.0, 4.0, 200_000)
-    assert (told.wait_p50_s, told.wait_p90_s) == pytest.approx(tuple(np.quantile(waits_s, (0.5, 0.9))), abs=0.05)
-    assert (told.completion_p50_s, told.completion_p90_s) == pytest.approx(tuple(np.quantile(completions_s, (0.5, 0.9))), abs=0.05)
-    assert (told.requests_ahead, told.profile_version) == (7, 5)
-    assert not told.HasField("probability_late"), "nothing judges it"
+    assert (message.wait_p50_s, message.wait_p90_s) == pytest.approx(tuple(np.quantile(waits_s, (0.5, 0.9))), abs=0.05)
+    assert (message.completion_p50_s, message.completion_p90_s) == pytest.approx(tuple(np.quantile(completions_s, (0.5, 0.9))), abs=0.05)
+    assert (message.requests_ahead, message.profile_version) == (7, 5)
+    assert not message.HasField("probability_late"), "nothing judges it"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ LIMITS = StreamLimits(
 
 @dataclass
 class Reader:
-    """What a reader was given (ranges of tokens), what of it it has not taken, and the client behind it."""
+    """Ranges of tokens that a reader received, those that it has not taken, and the client behind it."""
 
     start: int
     kind: ReaderKind
@@ -89,11 +89,11 @@ class Streams:
         self.answers: list[Located | LocateFailed] = []
         self.readers: dict[int, Reader] = {}
         self.accepting = True
-        self.asked: dict[int, int] = {}
+        self.offsets: dict[int, int] = {}
         self.readers[0] = Reader(0, ReaderKind.TOKENS, StreamPosition())
         self.step(AcceptSent(reader=0))
 
-    # What the machine is told, and what it does
+    # Events and effects of the machine
 
     def step(self, event: Event) -> None:
         self.now_s += 0.001
@@ -123,7 +123,7 @@ class Streams:
                 self.give(reader, offset, facts.offset + facts.count)
             case DeliverOutput(skip=skip, offset=offset, count=count):
                 assert isinstance(event, Located)
-                assert self.asked.pop(event.reader) + skip == offset
+                assert self.offsets.pop(event.reader) + skip == offset
                 assert count <= BUFFER_MAX
                 assert offset + count <= event.produced
                 self.give(reader, offset, offset + count)
@@ -144,7 +144,7 @@ class Streams:
         assert self.over
         reader.ended = True
 
-    # What happens in the world
+    # Operations of the world
 
     def op_produce(self, choice: int) -> None:
         if not self.over:
@@ -220,7 +220,7 @@ class Streams:
         produced = 0
         if isinstance(question, Attach):
             produced = self.produced
-            self.asked[question.reader] = question.offset  # one question of a reader at a time
+            self.offsets[question.reader] = question.offset  # one question of a reader at a time
         return Located(reader=question.reader, queue_id="1-0", ended=self.over, gateway=gateway, produced=produced)
 
     def op_answer_arrives(self, choice: int) -> None:

@@ -81,7 +81,7 @@ def pieces(text: ExactText, ids: list[int], cuts: list[int], start: int = 0) -> 
 
 @settings(max_examples=100)
 @given(content=st.text(max_size=60), cuts=st.lists(st.integers(0, 200), max_size=40))
-def test_parts_joined_are_the_whole(tokenizer_path: Path, content: str, cuts: list[int]) -> None:
+def test_parts_add_up_to_the_whole(tokenizer_path: Path, content: str, cuts: list[int]) -> None:
     text = ExactText(str(tokenizer_path), "")
     ids = text.encode_text(content, control_tokens=False)
     assert ids is not None

@@ -103,7 +103,7 @@ def test_names_are_those_of_the_conventions() -> None:
     assert {gen_ai.CHAT, gen_ai.COMPLETION} <= operations
 
 
-def test_an_answer_is_told_to_prometheus_and_otlp_alike(world: World) -> None:
+def test_an_answer_is_reported_to_prometheus_and_otlp_alike(world: World) -> None:
     attributes = world.ended(held_run(), Ending(finish=FinishReason.STOP), 11)
     request = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "qlm", "gen_ai.request.model": "m"}
     answer = {
@@ -133,7 +133,7 @@ def test_a_failure_has_its_reason_and_no_times_of_tokens(world: World) -> None:
     assert world.scraped("request_duration", error_type="ENGINE_FAILURE") == 25.0
 
 
-def test_a_first_token_of_an_earlier_attempt_is_not_told(world: World) -> None:
+def test_a_first_token_of_an_earlier_attempt_is_not_reported(world: World) -> None:
     held = held_run()
     held.first_token_s = 0.0
     world.ended(held, Ending(finish=FinishReason.STOP), 11)

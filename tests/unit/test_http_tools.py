@@ -84,7 +84,7 @@ def test_pieces_of_any_size_give_the_same_whole(text: str, sizes: list[int], use
     assert list(made.values()) == [call["function"]["arguments"] for call in whole.get("tool_calls", ())]
 
 
-def asked(form: str = "hermes", headers: dict[str, str] | None = None, **fields: Any) -> Call:
+def call_of(form: str = "hermes", headers: dict[str, str] | None = None, **fields: Any) -> Call:
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": TOOLS, **fields}
     return read_call(
         read_body(ChatBody, json.dumps(body).encode(), refuse_unknown=True), headers or {}, HttpSettings(), "id", lambda _: form
@@ -92,20 +92,20 @@ def asked(form: str = "hermes", headers: dict[str, str] | None = None, **fields:
 
 
 def test_the_chat_template_gets_the_tools_as_they_were_sent() -> None:
-    call = asked(n=2)
+    call = call_of(n=2)
     assert call.tools == HERMES
     assert [json.loads(request.chat.variables_json) for request in call.requests] == [{"tools": TOOLS}] * 2
     assert not call.requests[0].sampling.json_schema
-    assert asked(tool_choice="none").tools is None
-    assert not asked(tool_choice="none").requests[0].chat.variables_json
-    assert asked("", tools=None).tools is None
+    assert call_of(tool_choice="none").tools is None
+    assert not call_of(tool_choice="none").requests[0].chat.variables_json
+    assert call_of("", tools=None).tools is None
 
 
 def test_a_wanted_call_constrains_the_answer() -> None:
-    named = asked("", tool_choice={"type": "function", "function": {"name": "time"}})
+    named = call_of("", tool_choice={"type": "function", "function": {"name": "time"}})
     assert named.tools == ToolUse(form=ToolForm.ARGUMENTS, name="time")
     assert json.loads(named.requests[0].sampling.json_schema) == PARAMETERS
-    some = asked("", tool_choice="required", parallel_tool_calls=False)
+    some = call_of("", tool_choice="required", parallel_tool_calls=False)
     assert some.tools == ToolUse(form=ToolForm.JSON, single=True)
     schema = json.loads(some.requests[0].sampling.json_schema)
     assert (schema["minItems"], schema["maxItems"]) == (1, 1)
@@ -127,7 +127,7 @@ def test_a_wanted_call_constrains_the_answer() -> None:
 )
 def test_what_cannot_be_done_names_its_field(form: str, headers: dict[str, str], fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        asked(form, headers, **fields)
+        call_of(form, headers, **fields)
     assert refused.value.details["field"] == field
 
 
@@ -138,7 +138,7 @@ def test_earlier_calls_reach_the_template_as_objects() -> None:
         {"role": "assistant", "content": None, "tool_calls": [sent, {**sent, "function": {"name": "time", "arguments": "{"}}]},
         {"role": "tool", "tool_call_id": "c", "content": "noon"},
     ]
-    _, answer, result = asked(messages=messages).requests[0].chat.messages
+    _, answer, result = call_of(messages=messages).requests[0].chat.messages
     first, broken = json.loads(answer.more_json)["tool_calls"]
     assert (first["function"]["arguments"], broken["function"]["arguments"]) == ({"city": "Paris"}, "{")
     assert (result.role, json.loads(result.more_json)) == ("tool", {"tool_call_id": "c"})

@@ -75,26 +75,26 @@ stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, m
 @example(text="a\na", stop=["\n", "a\na"], cuts=[2], seam=1)
 @example(text="a\na", stop=["\n", "a\na"], cuts=[], seam=1)
 def test_output_ends_before_a_stop_string_over_any_chunks_and_seams(text: str, stop: list[str], cuts: list[int], seam: int) -> None:
-    """`seam`: after so many chunks the run is interrupted, and goes on from what was told."""
+    """`seam`: after so many chunks the run is interrupted, and goes on from its delivered text."""
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     chunks = [text[start:end] for start, end in pairwise(places)]
     first = StopStrings(stop)
-    told = ""
+    delivered = ""
     for number, chunk in enumerate(chunks):
         if number == seam:
             break
         made, found = first.feed(Piece(chunk))
-        told += "".join(each.text for each in made)
+        delivered += "".join(each.text for each in made)
         if found is not None:
-            assert told + found.last.text[: found.at] == _cut(text, stop)
+            assert delivered + found.last.text[: found.at] == _cut(text, stop)
             return
-    assert text.startswith(told)
+    assert text.startswith(delivered)
     second = StopStrings(stop)
-    rest = text[len(told) :]
+    rest = text[len(delivered) :]
     made, found = second.feed(Piece(rest))
-    told += "".join(each.text for each in made)
-    told += found.last.text[: found.at] if found is not None else "".join(each.text for each in second.flush())
-    assert told == _cut(text, stop)
+    delivered += "".join(each.text for each in made)
+    delivered += found.last.text[: found.at] if found is not None else "".join(each.text for each in second.flush())
+    assert delivered == _cut(text, stop)
 
 
 def test_token_ids_go_with_their_text() -> None:
@@ -103,8 +103,8 @@ def test_token_ids_go_with_their_text() -> None:
     assert stops.feed(Piece("", (3,))) == ([], None)
     assert stops.feed(Piece("o", (4,))) == ([Piece("abc S", (1, 2)), Piece("", (3,)), Piece("o", (4,))], None)
     assert stops.feed(Piece("x ST", (5, 6))) == ([], None)
-    told, found = stops.feed(Piece("OP y", (7,)))
-    assert told == []
+    delivered, found = stops.feed(Piece("OP y", (7,)))
+    assert delivered == []
     assert found is not None
     assert (found.last, found.at) == (Piece("x STOP y", (5, 6, 7)), 2)
 
@@ -123,7 +123,7 @@ class Decoder:
 
 @pytest.mark.parametrize("strips", [True, False])
 @pytest.mark.parametrize(
-    ("words", "stop", "told"),
+    ("words", "stop", "delivered"),
     [
         ([" #", "##", " more"], "###", 0),
         ([" a", "#", "##"], "###", 1),
@@ -132,7 +132,7 @@ class Decoder:
         ([" ", "#", "##"], "###", 1),
     ],
 )
-async def test_no_token_in_which_a_stop_string_begins_is_told(words: list[str], stop: str, told: int, strips: bool) -> None:
+async def test_no_token_in_which_a_stop_string_begins_is_delivered(words: list[str], stop: str, delivered: int, strips: bool) -> None:
     model = RemoteModel(
         name="m",
         remote="m",
@@ -147,10 +147,10 @@ async def test_no_token_in_which_a_stop_string_begins_is_told(words: list[str], 
     run = Run(request, model, lambda output, urgent: None, asyncio.Event(), lambda: asyncio.sleep(0.0, True), lambda: 0.0)
     ids, text = tuple(range(len(words))), "".join(words)
     made = await run._until(StopMatch(Piece(text, ids), text.index(stop)))
-    assert made.token_ids == ids[:told]
+    assert made.token_ids == ids[:delivered]
 
 
-def test_everything_that_was_asked_is_in_the_body() -> None:
+def test_everything_requested_is_in_the_body() -> None:
     sampling = Sampling(
         temperature=0.5,
         top_p=0.9,
@@ -191,7 +191,7 @@ def test_everything_that_was_asked_is_in_the_body() -> None:
 
 
 def test_what_is_off_is_not_left_to_the_defaults_of_the_model() -> None:
-    """Of vLLM, which has them from the model's generation_config.json. Other servers have other words for "off"."""
+    """vLLM has defaults from the model's generation_config.json. Other servers have other words for "off"."""
     assert {"top_k": 0, "min_p": 0.0}.items() <= completion_body("far", [1, 2], Sampling(), EXTRA_PARAMETERS).items()
     assert not {"top_k", "min_p"} & completion_body("far", [1, 2], Sampling(), ()).keys()
     assert not {"top_k", "min_p"} & completion_body("far", "text", Sampling(), EXTRA_PARAMETERS).keys()
@@ -220,7 +220,7 @@ def test_logprobs_of_a_chunk() -> None:
         {"token_logprobs": [-0.5], "top_logprobs": ["the"]},
     ],
 )
-def test_logprobs_that_are_not_what_was_asked_for(said: object) -> None:
+def test_logprobs_other_than_the_requested_ones_are_refused(said: object) -> None:
     with pytest.raises(ValueError, match=r".*"):
         records_of(said, (7,), 1)
 
