@@ -106,8 +106,8 @@ def test_a_part_of_another_paper_is_refused(tmp_path: Path) -> None:
 
 def test_the_part_on_a_real_model_needs_its_folder_and_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_stages, "find_spec", lambda name: None)
-    for asked in (["--only", "pipeline"], ["--weights", str(tmp_path), "--quick"]):
-        done = CliRunner().invoke(main, ["evaluate", "--paper", "uellm", "--out", str(tmp_path), *asked])
+    for options in (["--only", "pipeline"], ["--weights", str(tmp_path), "--quick"]):
+        done = CliRunner().invoke(main, ["evaluate", "--paper", "uellm", "--out", str(tmp_path), *options])
         assert (done.exit_code, "needs PyTorch" in done.output) == (2, True)
 
 

@@ -1,4 +1,4 @@
-"""The checks of GPUs on a machine without one: what they say, what they skip, and how a check that fails is told."""
+"""The checks of GPUs on a machine without one: their verdicts, their skips, and the report of a check that fails."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_cannot_run_is_skipped_with_its_reason(tmp_path: Path) -> None:
 
 
 def check_of(code: str, limit_s: float = 30.0) -> Check:
-    return Check(name="c", command=("-c", code), needs=lambda found: "", limit_s=limit_s, judge=lambda told: "bad" if told == [2] else "")
+    return Check(name="c", command=("-c", code), needs=lambda found: "", limit_s=limit_s, judge=lambda last: "bad" if last == [2] else "")
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_how_a_check_is_judged(tmp_path: Path, code: str, status: str, why: str)
     assert (tmp_path / "c.json").exists() == (outcome.report is not None)
 
 
-def test_what_a_check_told_before_it_failed_is_kept(tmp_path: Path) -> None:
-    """A bench tells the parts that were measured, and ends with 1 where one was not."""
+def test_the_report_of_a_check_that_failed_is_kept(tmp_path: Path) -> None:
+    """A bench reports the parts that were measured, and ends with 1 where one was not."""
     outcome = run(check_of("print('{\"ratio\": 0.98}'); raise SystemExit('simulator FAILED')"), ONE_GPU, tmp_path)
     assert (outcome.status, outcome.why, outcome.report) == ("failed", "exit code 1: simulator FAILED", {"ratio": 0.98})
     assert (tmp_path / "c.json").exists()
@@ -137,11 +137,11 @@ def test_what_a_check_leaves_behind_is_ended(tmp_path: Path) -> None:
 
 
 def test_memory_that_shrinks_from_swap_to_swap_is_a_failure() -> None:
-    def told(stage: str, *free: int) -> list[dict[str, object]]:
+    def stage_events(stage: str, *free: int) -> list[dict[str, object]]:
         return [{"stage": stage, "settled": number > 1, "free_bytes": each} for number, each in enumerate(free)]
 
-    assert memory_given_back({"events": told("one", 80, 70, 40, 40, 40) + told("two", 80, 70, 60, 60)}) == ""
-    lost = {"events": told("one", 80, 70, 40, 40, 40) + told("two", 80, 70, 60, 40)}
+    assert memory_given_back({"events": stage_events("one", 80, 70, 40, 40, 40) + stage_events("two", 80, 70, 60, 60)}) == ""
+    lost = {"events": stage_events("one", 80, 70, 40, 40, 40) + stage_events("two", 80, 70, 60, 40)}
     assert memory_given_back(lost) == "20 bytes of device memory were lost from model swap to model swap (two)"
 
 
@@ -169,8 +169,8 @@ def test_timed_figures_beside_the_row_of_the_gpu() -> None:
 
 
 def test_a_swap_beside_what_the_link_can_do() -> None:
-    def outcome(name: str, told: object) -> CheckOutcome:
-        return CheckOutcome(name=name, status="passed", why="", took_s=1.0, report=told)
+    def outcome(name: str, report: object) -> CheckOutcome:
+        return CheckOutcome(name=name, status="passed", why="", took_s=1.0, report=report)
 
     timed = outcome("torch_timing", {"transfers": {"host_to_device_gb_s": 50.0}})
     bench = outcome("bench_agent", {"swap_ms": {"active_from_warm": 500.0}, "context": {"parts": {"model_swap": {"weights_mb": 15_000}}}})

@@ -40,7 +40,7 @@ def prior_of(row: HardwareProfile, efficiency: Efficiency = EFFICIENCY) -> Hardw
 
 
 def fitted(rows: Sequence[HardwareProfile]) -> Efficiency:
-    """The constants that come closest to these rows in all figures, in logarithms and with outliers held down."""
+    """The constants that are closest to these rows in all figures, in logarithms and with outliers held down."""
     names = [item.name for item in fields(Efficiency)]
 
     def log_errors(logs: np.ndarray) -> list[float]:

@@ -91,7 +91,7 @@ def test_targets_are_judged_by_every_point_that_has_one() -> None:
     assert BY_KEY["accepts_per_s"].met(1_500) is True
     assert BY_KEY["accepts_per_s"].met(1_499.9) is False
     assert BY_KEY["accepts_per_s"].met(None) is None
-    assert BY_KEY["accepts_per_s_disk"].met(10) is None  # stated, not asked for
+    assert BY_KEY["accepts_per_s_disk"].met(10) is None  # stated, not required
     assert BY_KEY["added_p50_ms"].met({"at_200": 4.0, "at_400": 400.0}) is True
     sizes = BY_KEY["redis_bytes_per_request"]
     assert sizes.met({"full": 450.0, "after_churn": 600.0, "finished": 300.0}) is True
@@ -107,7 +107,7 @@ def test_parts_are_chosen_by_their_own_name_or_by_a_key_of_theirs() -> None:
     assert parts_of(FIGURES, ("lost", "accepts", "greedy_equal")) == ("accepts", "campaign")
 
 
-def test_requests_ask_the_engine_for_a_length_that_no_other_process_is_told() -> None:
+def test_requests_give_the_engine_a_length_that_no_other_process_knows() -> None:
     source = PromptSource(seed=1, run_id="run", prompt_tokens=64, output_tokens=16, slo_s=20.0)
     prompts, stored = source.prompts(), source.admitted()
     assert len(prompts) == PROMPTS

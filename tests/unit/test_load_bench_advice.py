@@ -30,6 +30,6 @@ def test_one_instance_too_many_or_too_few_counts_as_right() -> None:
     assert found.exact == pytest.approx(0.25)
 
 
-def test_advice_is_asked_for_in_the_middle_of_a_simulated_load() -> None:
+def test_advice_is_requested_in_the_middle_of_a_simulated_load() -> None:
     small = min(scenarios(CASES), key=lambda each: len(each.requests()))
     assert 1 <= fleet_advised(small) <= 4

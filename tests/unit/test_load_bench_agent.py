@@ -39,11 +39,11 @@ def test_it_says_how_to_get_vllm_where_there_is_none(monkeypatch: pytest.MonkeyP
     assert "make vllm-cpu" in ran.output
 
 
-def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_the_document_has_all_keys_and_only_requested_parts_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
 
     def measure(plan: Plan) -> Measured:
-        asked.append(plan.some(30))
+        counts.append(plan.some(30))
         return Measured(values={"urgent_ttft_ratio": {"qlm": 1.5}}, details={"seats": 8})
 
     monkeypatch.setattr(command, "find_spec", lambda name: name)
@@ -56,18 +56,18 @@ def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeyp
     assert found["urgent_ttft_ratio"] == {"qlm": 1.5}
     assert found["kv_swap_vs_recompute"]["switch_over_tokens"] is None
     assert found["context"]["parts"]["urgent"]["seats"] == 8
-    assert asked == [3]
+    assert counts == [3]
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (Unavailable("the engine is away"), "the engine is away"),
         (BrokenProcessPool("its process was terminated abruptly"), "BrokenProcessPool: its process was terminated abruptly"),
         (ValueError("vLLM has no such thing"), "ValueError: vLLM has no such thing"),
     ],
 )
-def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, error: Exception, told: str) -> None:
+def test_a_part_that_fails_is_reported_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, error: Exception, reported: str) -> None:
     def fail(plan: Plan) -> Measured:
         raise error
 
@@ -81,4 +81,4 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.Monk
     assert ran.exit_code == 1
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["kv_swap_vs_recompute"] == {"switch_over_tokens": 512}
-    assert found["context"]["failures"] == {URGENT: told}
+    assert found["context"]["failures"] == {URGENT: reported}

@@ -100,9 +100,9 @@ def test_a_warming_is_hidden_if_it_was_done_before_the_batch_had_ended() -> None
     assert [swap.gap_ms for swap in swaps] == [pytest.approx(100.0), pytest.approx(600.0), pytest.approx(2_000.0)]
 
 
-def test_events_are_read_by_their_time_and_not_by_when_they_were_told() -> None:
-    told = [event(SWAPPED, "a", 1.0), event(COMPLETED, "a", 5.0), event(SWAPPED, "b", 5.1, "a"), event(WARMED, "b", 3.0)]
-    assert [swap.hidden for swap in planned_model_swaps(told)] == [True]
+def test_events_are_read_by_their_time_and_not_by_their_order() -> None:
+    events = [event(SWAPPED, "a", 1.0), event(COMPLETED, "a", 5.0), event(SWAPPED, "b", 5.1, "a"), event(WARMED, "b", 3.0)]
+    assert [swap.hidden for swap in planned_model_swaps(events)] == [True]
 
 
 def test_a_number_format_that_vllm_does_not_have_is_refused_by_name() -> None:
@@ -110,8 +110,8 @@ def test_a_number_format_that_vllm_does_not_have_is_refused_by_name() -> None:
         vllm_settings(dtype="float63")
 
 
-def test_waits_that_drift_are_told_by_tenths_of_arrival() -> None:
-    """Twenty waits, predicted at 5 s each: 0 to 19 s came. Means of pairs by hand."""
+def test_waits_that_drift_are_reported_by_tenths_of_arrival() -> None:
+    """Twenty waits, predicted at 5 s each, measured at 0 to 19 s. Means of pairs by hand."""
     found = tenths([WaitSample(predicted_s=5.0, actual_s=float(number)) for number in range(20)])
     assert [each["actual_s"] for each in found] == [0.5 + 2 * number for number in range(10)]
     assert {each["predicted_s"] for each in found} == {5.0}

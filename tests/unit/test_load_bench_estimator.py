@@ -203,7 +203,7 @@ def test_a_folder_without_the_trace_is_wrong_use(tmp_path: Path) -> None:
     assert "azure_conv_2023" in result.output
 
 
-def test_what_a_mean_of_each_class_cannot_tell_is_held_against_the_oracle(tmp_path: Path) -> None:
+def test_a_mean_of_each_class_is_compared_with_the_oracle(tmp_path: Path) -> None:
     """Kinds of work that change while requests wait: who learns a length at its arrival knows it no better."""
     plan = Plan(traces=tmp_path, seeds=(1,), rows_max=600, predicted_max=100, processes=1)
     run = measure_run("abrupt", 1, plan)
@@ -221,7 +221,7 @@ def test_what_a_mean_of_each_class_cannot_tell_is_held_against_the_oracle(tmp_pa
 
 
 def write(path: Path, *, clients: bool, rows: int = 2_500) -> Path:
-    """Two clients of one median, or nobody that could be told apart; one request a second."""
+    """Two clients of one median, or none to distinguish; one request a second."""
     rng = np.random.default_rng(1)
     lines = ["arrival_s,input_tokens,output_tokens" + (",model,client" if clients else "")]
     for number in range(rows):
@@ -234,7 +234,7 @@ def write(path: Path, *, clients: bool, rows: int = 2_500) -> Path:
     return path
 
 
-def test_what_can_be_told_apart_is_gained(tmp_path: Path) -> None:
+def test_clients_that_differ_are_a_gain(tmp_path: Path) -> None:
     errors = measure_file(write(tmp_path / "two.csv.gz", clients=True))
     assert errors.gain_percent > 40.0
     assert errors.used > 0.8

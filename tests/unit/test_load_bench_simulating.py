@@ -48,33 +48,33 @@ def measured(row: HardwareProfile) -> MeasuredAgent:
     return MeasuredAgent(config=config, alone=row, row=row)
 
 
-def test_a_workload_comes_faster_than_it_is_served() -> None:
-    asked = workload(2_000, 1, 0.1)
-    assert asked == workload(2_000, 1, 0.1)
-    assert asked != workload(2_000, 2, 0.1)
-    assert asked[-1].at_s / len(asked) == pytest.approx(0.1 / OVERLOAD, rel=0.1)
-    assert len({ask.slo_s for ask in asked}) == 2
-    assert fmean(ask.output_tokens for ask in asked) == pytest.approx(sum(OUTPUT_TOKENS) / 2, rel=0.05)
+def test_a_workload_arrives_faster_than_it_is_served() -> None:
+    requests = workload(2_000, 1, 0.1)
+    assert requests == workload(2_000, 1, 0.1)
+    assert requests != workload(2_000, 2, 0.1)
+    assert requests[-1].at_s / len(requests) == pytest.approx(0.1 / OVERLOAD, rel=0.1)
+    assert len({request.slo_s for request in requests}) == 2
+    assert fmean(request.output_tokens for request in requests) == pytest.approx(sum(OUTPUT_TOKENS) / 2, rel=0.05)
 
 
 def test_figures_of_a_side() -> None:
-    asked = [TimedRequest(at_s=0.0, output_tokens=1, slo_s=slo_s) for slo_s in (1.0, 2.0, 3.0, 4.0)]
-    went = [RequestTimes(wait_s=wait_s, latency_s=2.5) for wait_s in (0.0, 1.0, 2.0, 3.0)]
-    found = side(asked, went)
+    requests = [TimedRequest(at_s=0.0, output_tokens=1, slo_s=slo_s) for slo_s in (1.0, 2.0, 3.0, 4.0)]
+    times = [RequestTimes(wait_s=wait_s, latency_s=2.5) for wait_s in (0.0, 1.0, 2.0, 3.0)]
+    found = side(requests, times)
     assert (found.attainment, found.wait_p50_s) == (0.5, 1.5)
     assert found.wait_p99_s == pytest.approx(2.97)
     assert relative_error(1.2, 1.0) == pytest.approx(0.2)
 
 
 def test_in_virtual_time_the_row_says_how_fast_it_goes(tmp_path: Path) -> None:
-    asked = workload(40, 3, measured(ROW).request_s)
+    requests = workload(40, 3, measured(ROW).request_s)
 
     def mean_wait_s(row: HardwareProfile) -> float:
         agent = measured(row)
-        went = in_virtual_time(asked, agent.write(tmp_path), agent.profiles, 1)
-        assert len(went) == len(asked)
-        assert all(0.0 < each.wait_s < each.latency_s for each in went)
-        return fmean(each.wait_s for each in went)
+        times = in_virtual_time(requests, agent.write(tmp_path), agent.profiles, 1)
+        assert len(times) == len(requests)
+        assert all(0.0 < each.wait_s < each.latency_s for each in times)
+        return fmean(each.wait_s for each in times)
 
     slower = replace(ROW, decode_a_ms=2 * ROW.decode_a_ms, decode_b_ms_per_seq=2 * ROW.decode_b_ms_per_seq)
     quick_s = mean_wait_s(ROW)

@@ -1,4 +1,4 @@
-"""What is ended by SIGTERM cleans up, on any event loop."""
+"""A program ended by SIGTERM cleans up, on any event loop."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_drawn_strikes_are_of_the_seed_spread_over_the_run_and_fair() -> None:
 
 
 @pytest.mark.parametrize(("kills", "server_kills"), [(0, 0), (0, 3), (1, 0), (7, 1)])
-def test_draws_as_many_as_were_asked_for(kills: int, server_kills: int) -> None:
+def test_draws_as_many_as_were_requested(kills: int, server_kills: int) -> None:
     counts = Counter(strike.process == SERVER for strike in draw_strikes(1, kills, server_kills, NAMES))
     assert (counts[False], counts[True]) == (kills, server_kills)
 

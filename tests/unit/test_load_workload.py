@@ -64,14 +64,14 @@ def test_arrivals_are_as_fast_and_bursty_as_fitted(rows: tuple[TraceRow, ...]) -
     counts = Counter(int(row.arrival_s / 10) for row in rows)
     per_10_s = [counts[window] for window in range(int(rows[-1].arrival_s / 10))]
     assert 3.0 < pstdev(per_10_s) ** 2 / fmean(per_10_s) < 4.5
-    # The profile's parts come back: the busiest twelfth of the hour is about twice the quietest.
+    # The profile's parts are found: the busiest twelfth of the hour is about twice the quietest.
     span_s = COUNT / azure_shape.TRACE_RATE_PER_S
     parts = Counter(min(23, int(24 * row.arrival_s / span_s)) for row in rows)
     for part, fitted in enumerate(azure_shape.RATE_PROFILE):
         assert parts[part] == pytest.approx(fitted, rel=0.2)
 
 
-def test_rate_is_as_asked_at_any_size() -> None:
+def test_rate_is_as_requested_at_any_size() -> None:
     trace = generate_rows(2_400, seed=5, rate_per_s=9.0)
     assert len(trace.rows) / trace.duration_s == pytest.approx(9.0, rel=0.06)
 
@@ -117,7 +117,7 @@ def test_prompts_ask_for_the_answer_that_is_expected() -> None:
         assert [answer_token(digest, index, 32_000) for index in range(3)] == list(expected[:3])[:3]
 
 
-def test_arrivals_are_scaled_to_the_rate_asked_for() -> None:
+def test_arrivals_are_scaled_to_the_requested_rate() -> None:
     trace = Trace(rows=tuple(TraceRow(arrival_s=2.0 * n, input_tokens=5, output_tokens=5) for n in range(101)))
     workload = make_workload(trace, MODELS, seed=1, rate_per_s=10.0)
     assert workload.rate_per_s == pytest.approx(10.0)
