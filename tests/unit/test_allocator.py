@@ -1,4 +1,4 @@
-"""Which allocator the embedded server gets."""
+"""Choice of the embedded server's allocator."""
 
 from __future__ import annotations
 

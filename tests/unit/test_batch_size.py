@@ -124,7 +124,7 @@ def test_what_waits_long_before_it_is_due_makes_the_batch_larger() -> None:
 
 
 def test_in_overload_patient_requests_have_no_turn() -> None:
-    """Whatever the size, they wait for the end of the overload."""
+    """At any size they wait for the end of the overload."""
     chat, patient = demand(20.0, 0.6 * served_per_s(256)), demand(300.0, 0.6 * served_per_s(256), running=0)
     assert settled(chat, replace(patient, waiting=[(250.0, 400)])) < 1.3 * settled(chat, replace(patient, waiting=[(25_000.0, 400)]))
 

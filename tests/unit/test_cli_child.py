@@ -75,7 +75,7 @@ async def test_a_log_on_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path,
     assert capfd.readouterr().err == ""
 
 
-async def test_a_ready_line_tells_the_address_and_a_stop_ends_it(tmp_path: Path) -> None:
+async def test_a_ready_line_names_the_address_and_a_stop_ends_it(tmp_path: Path) -> None:
     child = make(OBEDIENT, tmp_path)
     assert child.state().pid == 0
     child.mark_serving()
@@ -114,7 +114,7 @@ async def test_one_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
         assert child.killed
 
 
-async def test_a_wrong_configuration_at_the_first_start_is_told(tmp_path: Path) -> None:
+async def test_a_wrong_configuration_at_the_first_start_is_reported(tmp_path: Path) -> None:
     async with running(make(MISCONFIGURED, tmp_path)) as task:
         with pytest.raises(ConfigError, match=r"p-0: gateway\.listen: bad \(see .*p-0\.log"):
             await task
@@ -175,7 +175,7 @@ time.sleep(600)
 
 
 async def test_one_whose_output_stays_open_is_started_again(tmp_path: Path) -> None:
-    """What it started may hold its output for long; meanwhile it is not told to be serving."""
+    """Its children may hold its output for long; meanwhile it is not reported as serving."""
     heir = "import subprocess, time\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
     child = make(heir + READY + "time.sleep(60)\n", tmp_path)
     async with running(child):

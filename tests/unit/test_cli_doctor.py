@@ -1,4 +1,4 @@
-"""What `qlm doctor` finds in the state of a queue."""
+"""Findings of `qlm doctor` in the state of a queue."""
 
 from __future__ import annotations
 

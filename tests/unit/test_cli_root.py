@@ -46,7 +46,7 @@ UNITS = {
     "load": ("Trace seconds in a real second", "Seconds after the last arrival", "per trace second", "Exit codes"),
     **dict.fromkeys(("gateway", "planner", "estimator", "agent"), SERVICE_HELP),
 }
-"""Units and kinds of values that the help has to tell."""
+"""Units and kinds of values that the help has to state."""
 
 
 def test_help_lists_every_command_without_loading_one() -> None:
@@ -58,7 +58,7 @@ def test_help_lists_every_command_without_loading_one() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_each_command_tells_its_flags_and_units(name: str) -> None:
+def test_help_of_each_command_states_its_flags_and_units(name: str) -> None:
     result = CliRunner().invoke(root, [name, "--help"], prog_name="qlm")
     assert result.exit_code == 0, result.output
     output = result.output
@@ -117,14 +117,14 @@ def test_every_machine_is_held_to_purity() -> None:
 @pytest.mark.parametrize(
     ("redirection", "said"), [("> /dev/full", "Error: [Errno 28] No space left on device"), (">&-", ""), ("| true", "")]
 )
-def test_output_that_cannot_be_written_is_told_in_a_line(redirection: str, said: str) -> None:
+def test_output_that_cannot_be_written_is_reported_in_a_line(redirection: str, said: str) -> None:
     command = f"{sys.executable} -m qlm_cli --help {redirection}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr.strip()) == ("", said)
     assert done.returncode == 1 or not said
 
 
-# Whatever ids and models are named, commands show it as it is ---------------------------------------------------------
+# Commands show ids and names of models as they are --------------------------------------------------------------------
 
 
 NAMES = ("[/red]", "[bold]", "[red]x[/red]", ":smile:", "[link=x]", "\\[x]", "[", "[/]", "[@click=f]x[/]")
@@ -164,7 +164,7 @@ def test_no_number_is_null(value: float) -> None:
     assert json_text([value]) == "[null]"
 
 
-# What `qlm up` runs, from its settings --------------------------------------------------------------------------------
+# Processes of `qlm up`, from its settings -----------------------------------------------------------------------------
 
 
 def load(**overrides: str) -> UpConfig:

@@ -75,7 +75,7 @@ def test_totals_and_parts() -> None:
     assert "no instance is known" in text
 
 
-def test_how_requests_give_way_is_shown_with_its_reason() -> None:
+def test_the_choice_of_eviction_is_shown_with_its_reason() -> None:
     text = shown(
         cluster(instances=(instance(seen=agent(eviction_choice="KV swap above 92 tokens, up to there evict (there and back 2 ms)")),))
     )
@@ -181,11 +181,11 @@ def test_values_from_messages() -> None:
         group_id="g", model="a", slo_kind=request_pb2.SLO_KIND_FIRST_TOKEN, slo_class="2s", waiting=4, first_deadline_s=9.0,
         completion_p50_s=11.0, completion_p90_s=12.0,
     )  # fmt: skip
-    told = gateway_pb2.GroupStatus(
+    status = gateway_pb2.GroupStatus(
         group_id="g", model="a", slo_kind=request_pb2.SLO_KIND_FIRST_TOKEN, slo_class="2s", waiting=5, first_deadline_s=9.0
     )
     assert (group_view(planned, planned).waiting, group_view(planned, planned).completion_p90_s) == (4, 12.0)
-    assert (group_view(told, planned).waiting, group_view(told, planned).completion_p50_s) == (5, 11.0)
-    assert group_view(told, None).completion_p50_s is None
-    assert (group_view(told, planned).late, group_view(told, planned, 2.5).late) == (0.0, 2.5)
-    assert group_view(told, planned).slo_kind is SloKind.FIRST_TOKEN
+    assert (group_view(status, planned).waiting, group_view(status, planned).completion_p50_s) == (5, 11.0)
+    assert group_view(status, None).completion_p50_s is None
+    assert (group_view(status, planned).late, group_view(status, planned, 2.5).late) == (0.0, 2.5)
+    assert group_view(status, planned).slo_kind is SloKind.FIRST_TOKEN

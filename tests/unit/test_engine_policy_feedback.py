@@ -118,7 +118,7 @@ def test_a_run_that_used_up_its_quantum_moves_so_many_queues_down(demotion: int,
 
 def test_kv_leaves_in_the_order_of_the_estimated_next_schedule_the_latest_first() -> None:
     """ENST = min(time to promotion, work ahead / batch), section 4.2. Two seats; quanta of 10, 20, 40 and 80 ms. Work ahead of a run: of
-    each run in a higher queue, the quanta from that queue to its own. Of 3 and 4 that is (30 + 2 x 20) / 2 = 35 ms and (70 + 2 x 60 +
+    each run in a higher queue, the quanta from that queue to its own. For 3 and 4 that is (30 + 2 x 20) / 2 = 35 ms and (70 + 2 x 60 +
     40) / 2 = 115 ms. 5 is in the last queue too and will be promoted in 20 ms, before any of them."""
     policy = fastserve(2, queues=4)
     runs = view(0, 1), view(1, 2), view(2, 2), view(3, 4), view(4, 8), view(5, 8, since_s=-0.28)

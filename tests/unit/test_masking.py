@@ -75,13 +75,13 @@ class Config(Section):
         {"queue.url": f"[{SECRET}]"}, {"queue.url.x": f"redis://:{SECRET}@h"}, {"queue.name": f"{{password: {SECRET}}}"},
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_told_without_its_secret(given: dict[str, object]) -> None:
+def test_a_wrong_setting_is_reported_without_its_secret(given: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="queue") as wrong:
         load_config(Config, None, overrides=given, environment={})
     assert SECRET not in wrong.value.message
 
 
-def test_a_file_that_is_no_yaml_is_told_by_line_without_its_text(tmp_path: Any) -> None:
+def test_a_file_that_is_no_yaml_is_reported_by_line_without_its_text(tmp_path: Any) -> None:
     path = tmp_path / "qlm.yaml"
     path.write_text(f"queue:\n  name: a\n  url: 'redis://:{SECRET}@h\n")
     with pytest.raises(ConfigError, match="line 4") as wrong:

@@ -1,4 +1,4 @@
-"""What a new request would find: by itself or in a group, where others give way, and by calibrated times."""
+"""Predictions for a new request: by itself or in a group, where it displaces others, and by calibrated times."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_one_that_can_join_nothing_is_a_group_of_its_own() -> None:
 
 @pytest.mark.parametrize("slack_s", [0.0, 30.0, 500.0, math.inf])
 def test_of_all_instances_the_one_where_it_ends_first_counts(slack_s: float) -> None:
-    """Whichever is told first."""
+    """In any order of the views."""
     request = group_of("", 1, "chat", slack_s=slack_s)
     views = (*TWO, replace(view_of("c", running=0), active_model="big"))
     alone = [predicted((view,), request) for view in views]
@@ -95,7 +95,7 @@ def test_bands_come_before_deadlines() -> None:
     assert predicted((view,), group_of("", 1, slack_s=-10.0)).requests_ahead == 100, "of the band of requests with an SLO"
 
 
-def test_what_runs_gives_way_to_an_urgent_request_of_another_model() -> None:
+def test_runs_are_displaced_by_an_urgent_request_of_another_model() -> None:
     """As the planner expects it and the agent does it (QLM section 5): less urgent requests are evicted, more urgent ones end first."""
     calm = RunningView(slo_class="", token_class="", count=200, deadline_s=NOW_S + 900.0)
     view = replace(view_of("a"), runners=(calm,), warm_models=("big",))
@@ -111,7 +111,7 @@ def test_what_runs_gives_way_to_an_urgent_request_of_another_model() -> None:
 
 
 @pytest.mark.parametrize("kind", [SloKind.COMPLETION, SloKind.FIRST_TOKEN])
-def test_what_runs_gives_way_where_the_request_would_be_late_otherwise(kind: SloKind) -> None:
+def test_runs_are_displaced_where_the_request_would_be_late_otherwise(kind: SloKind) -> None:
     """By its swap, its prefill and, where the SLO bounds it, its output."""
     calm = RunningView(slo_class="", token_class="", count=200, deadline_s=NOW_S + 900.0)
     view = replace(view_of("a"), runners=(calm,), warm_models=("big",))
@@ -124,8 +124,8 @@ def test_what_runs_gives_way_where_the_request_would_be_late_otherwise(kind: Slo
         assert (found.wait.mean < waits.wait.mean - 3.0) == clears
 
 
-def test_nothing_gives_way_that_would_be_late_by_it() -> None:
-    """What the head takes counts, and not only that it gives way: three would be late for one."""
+def test_no_run_is_displaced_that_would_be_late_by_it() -> None:
+    """The head's time counts, and not only the eviction: three would be late for one."""
     way = EvictionCosts(eviction_cost_s=1.0, swap_back_s=1.0, runs_left_s=10.0)
     head = Head(band=0, deadline_s=NOW_S + 6.0, requests=1, service_s=5.0)
     for slack_s, clears in ((4.0, False), (6.9, False), (7.1, True)):
@@ -133,7 +133,7 @@ def test_nothing_gives_way_that_would_be_late_by_it() -> None:
         assert would_clear(runners, 20.0, way, head, NOW_S) == clears
 
 
-def test_an_engine_that_has_served_nothing_yet_does_not_change_what_the_others_tell() -> None:
+def test_an_engine_that_has_served_nothing_yet_does_not_change_predictions_of_others() -> None:
     """It has no batch that its requests could share, the others go by theirs."""
     alone = (TWO[0],)
     both = (TWO[0], view_of("idle", running=200, active="big"))
