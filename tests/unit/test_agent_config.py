@@ -1,4 +1,4 @@
-"""Settings of an agent: what fits together, and what is refused with its name."""
+"""Settings of an agent: those that fit together, and those refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration rows: what they make of a prediction, which of them counts, and what they refuse."""
+"""Calibration rows: their effect on a prediction, the row that counts, and values that they refuse."""
 
 from __future__ import annotations
 

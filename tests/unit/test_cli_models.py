@@ -1,4 +1,4 @@
-"""`qlm models`: what is on disk, and clear words where a model cannot be made. (Models are made in tests/vllm.)"""
+"""`qlm models`: models on disk, and clear words where a model cannot be made. (Models are made in tests/vllm.)"""
 
 from __future__ import annotations
 

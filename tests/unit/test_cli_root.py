@@ -1,4 +1,4 @@
-"""The command line as a whole: its help, its errors, and what it does not load."""
+"""The command line as a whole: its help, its errors, and modules that it does not load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration that `qlm serve` makes of what it found."""
+"""The configuration that `qlm serve` makes of its findings."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_plan_names_stages_predictions_and_the_flags_of_vllm() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_memory_that_is_short() -> None:
-    """137.95 GB of weights: what is short is what further devices would have to hold."""
+    """137.95 GB of weights: further devices would have to hold the rest."""
     demand = demand_of("Llama-2-70B", 1024, 8192)
     with pytest.raises(ConfigError, match="no map fits") as refused:
         plan_deployment("helr", unlike(24, 24, 24, 24), demand)

@@ -1,4 +1,4 @@
-"""Topology files: what is refused, by which words; and what `nvidia-smi` prints of a host."""
+"""Topology files: refusals and their words; and the output of `nvidia-smi` on a host."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def test_every_run_ends_whatever_arrives(
 
 
 def test_the_agent_cannot_offload_a_paused_run() -> None:
-    """One owner of preemption: what the policy paused the agent's eviction leaves alone."""
+    """One owner of preemption: the agent's eviction leaves runs paused by the policy."""
     batch = make(engine_policy("fastserve", {}), batch_max=1)
     for name in ("1", "2"):
         batch.add(0.0, run(name, 50, 50))

@@ -1,4 +1,4 @@
-"""The leader's loop on the memory twin of the queue's server, whose clock steps; and what it loads before it leads."""
+"""The leader's loop on the memory twin of the queue's server, whose clock steps; and its loads before it leads."""
 
 from __future__ import annotations
 

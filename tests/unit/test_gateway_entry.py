@@ -41,7 +41,7 @@ LONG_AHEAD_S = 1_000.0
 
 
 class World:
-    """A gateway's way in, and instances with what was put on them."""
+    """A gateway's entry, and instances with their requests."""
 
     def __init__(self, *, refuse_late: bool = False, profiles: ProfileSnapshot | None = None, bounds: Bounds | None = None) -> None:
         self.now_s = 1_000.0
@@ -191,7 +191,7 @@ async def read_profiles(world: World) -> None:
 
 
 async def test_predictions_rest_on_what_was_published_last_and_can_be_read() -> None:
-    """The estimator may be away or of another version: what it said before stays, and what it says next is taken."""
+    """The estimator may be away or of another version: its last profiles stay, and its next ones are taken."""
     world = World()
     await world.instances(0)
     lease = await world.queue.acquire_lease(ESTIMATOR_ROLE, "e", LONG_AHEAD_S, "")

@@ -288,7 +288,7 @@ def test_who_waits_for_the_end_takes_a_request_that_nobody_follows_and_no_other(
     assert run(gateway, (0.4, frames(frame(5, 0, last=True, total=5)))) == [Find(reader=1, key=KEY)]
     late = opened(kind=ReaderKind.END)
     run(late, (0.1, located(gateway="")))
-    # It ended before it was taken: the record comes with the next answer.
+    # It ended before it was taken: the next answer has the record.
     assert run(late, (0.2, located(ended=True, gateway=""))) == [Find(reader=1, key=KEY)]
     assert run(late, (0.3, located(ended=True, gateway=""))) == [EndByRecord(reader=1)]
     elsewhere = opened(kind=ReaderKind.END)

@@ -1,4 +1,4 @@
-"""Refusal at admission (`planner.overload: refuse`, QLM A.3, c): what would be late is refused, and nothing on a guess."""
+"""Refusal at admission (`planner.overload: refuse`, QLM A.3, c): a request predicted late is refused, and none on a guess."""
 
 from __future__ import annotations
 

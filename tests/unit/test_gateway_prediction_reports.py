@@ -1,4 +1,4 @@
-"""A sample of the predictions that clients were shown goes to the event stream."""
+"""A sample of the predictions shown to clients is written to the event stream."""
 
 from __future__ import annotations
 

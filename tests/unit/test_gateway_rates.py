@@ -1,4 +1,4 @@
-"""Rates of API keys: what a minute holds, and when there is more."""
+"""Rates of API keys: the limit of a minute, and the wait for more."""
 
 from __future__ import annotations
 

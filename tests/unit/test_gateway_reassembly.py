@@ -153,7 +153,7 @@ class Streams:
             self.produced += count
 
     def op_another_attempt_repeats_some(self, choice: int) -> None:
-        """A requeued request goes on from what was stored; the frame of a part that was stored before may overlap."""
+        """A requeued request goes on from its stored output; the frame of a part that was stored before may overlap."""
         if not self.over and self.produced:
             offset = max(0, self.produced - choice)
             self.produced += 1

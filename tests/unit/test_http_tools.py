@@ -1,4 +1,4 @@
-"""Tools over HTTP: what a model is given of them, and how its answers are read."""
+"""Tools over HTTP: their form for a model, and how its answers are read."""
 
 from __future__ import annotations
 

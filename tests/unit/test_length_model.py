@@ -1,4 +1,4 @@
-"""Features of a request at arrival, and what the published model makes of them."""
+"""Features of a request at arrival, and guesses of the published model from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench of the agent: what it says without an engine, and the point from which KV swap pays."""
+"""The bench of the agent: its answer without an engine, and the point from which KV swap pays."""
 
 from __future__ import annotations
 

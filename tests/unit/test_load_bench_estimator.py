@@ -217,7 +217,7 @@ def test_a_mean_of_each_class_is_compared_with_the_oracle(tmp_path: Path) -> Non
     assert values["most"] == pytest.approx(behind, abs=1e-4)
 
 
-# The measurement of output lengths: what it counts, on traces that are made here --------------------------------------
+# The measurement of output lengths: its counts, on traces that are made here ------------------------------------------
 
 
 def write(path: Path, *, clients: bool, rows: int = 2_500) -> Path:

@@ -1,4 +1,4 @@
-"""The picture of a run: what is drawn, and the page that needs no network."""
+"""The picture of a run: its parts, and the page that needs no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strikes of a campaign: by seed or as written, when they are due, and what is sent to whom."""
+"""Strikes of a campaign: by seed or as written, their times, and the signals to each process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kill_of(process: str, share: float = 0.5) -> Strike:
 
 
 class Signals:
-    """Takes what a striker sends; `gone`: pids that are not there any more."""
+    """Takes a striker's signals; `gone`: pids that are not there any more."""
 
     def __init__(self, gone: frozenset[int] = frozenset()) -> None:
         self.sent: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Chats for real models: the same for a seed, of both classes, and what the ledger makes of answers that nobody knows before."""
+"""Chats for real models: the same for a seed, of both classes, and the ledger's use of answers that nobody knows before."""
 
 from __future__ import annotations
 

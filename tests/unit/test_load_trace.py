@@ -1,4 +1,4 @@
-"""Reading traces: the project's columns, the Azure files as published, and what is wrong with a file."""
+"""Reading traces: the project's columns, the Azure files as published, and faults of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No secret of a URL, no local of a frame in what is logged or raised."""
+"""No secret of a URL, no local of a frame in logs or errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of normals say what `Normal` says of each (`test_distribution_normal` holds `floored` against integrals)."""
+"""Arrays of normals agree with `Normal` on each (`test_distribution_normal` holds `floored` against integrals)."""
 
 from __future__ import annotations
 

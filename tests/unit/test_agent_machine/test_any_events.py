@@ -69,7 +69,7 @@ outcomes = st.sampled_from([Outcome.DONE, Outcome.DONE, Outcome.DONE, *Outcome])
 
 
 class AnyEvents(RuleBasedStateMachine):
-    """Answers fit the calls that were made in kind and size; everything else is as it comes."""
+    """Answers fit the calls that were made in kind and size; everything else is arbitrary."""
 
     def __init__(self) -> None:
         super().__init__()

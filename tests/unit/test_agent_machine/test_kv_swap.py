@@ -1,4 +1,4 @@
-"""KV goes to host memory and comes back (QLM section 5, GPU-CPU state swapping)."""
+"""KV moves to host memory and back (QLM section 5, GPU-CPU state swapping)."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class Transcript:
     def __init__(self, *models: str, **settings: object) -> None:
         """`host_kv_tokens`: KV that the engine can hold in host memory; the other settings are the machine's."""
         self.host_kv_tokens = int(str(settings.pop("host_kv_tokens", 0)))
-        quiet = {"poll_s": 1000.0, "owned_check_s": 1000.0, "host_memory_gb": 100.0}  # so that only what a test is about is heard
+        quiet = {"poll_s": 1000.0, "owned_check_s": 1000.0, "host_memory_gb": 100.0}  # so that a test has only its own events
         self.machine = AgentMachine(MachineSettings(models=models or ("m", "n"), **{**quiet, **settings}))  # type: ignore[arg-type]
         self.now_s = 0.0
         self.calls: dict[str, int] = {}

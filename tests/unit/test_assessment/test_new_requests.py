@@ -134,7 +134,7 @@ def test_no_run_is_displaced_that_would_be_late_by_it() -> None:
 
 
 def test_an_engine_that_has_served_nothing_yet_does_not_change_predictions_of_others() -> None:
-    """It has no batch that its requests could share, the others go by theirs."""
+    """It has no batch that its requests could share, the others use theirs."""
     alone = (TWO[0],)
     both = (TWO[0], view_of("idle", running=200, active="big"))
     request = group_of("", 1)

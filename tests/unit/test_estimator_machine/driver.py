@@ -1,4 +1,4 @@
-"""An estimator machine that is fed events at times in seconds, and what it published."""
+"""An estimator machine that is fed events at times in seconds, and its publications."""
 
 from __future__ import annotations
 

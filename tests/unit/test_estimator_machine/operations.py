@@ -1,4 +1,4 @@
-"""Loads that a machine hears of, and what it has learned of them."""
+"""Loads reported to a machine, and the times learned from them."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_another_gpu_under_the_same_name_begins_afresh() -> None:
 
 
 def test_events_before_the_reading_of_the_queue_are_not_counted_twice() -> None:
-    """The reading says that two run; their pulls come after it in the stream, but happened before."""
+    """The reading says that two run; their pulls follow it in the stream, but happened before."""
     driver, plain = Driver(), Driver()
     plain.seen()
     driver.seen(running=2, last_event=(BEGAN_MS + 500, 10_000))

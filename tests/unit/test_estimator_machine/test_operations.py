@@ -1,4 +1,4 @@
-"""How long loads of models and moves of KV take on an instance: what is learned of them, and what is not believed."""
+"""Times of model loads and KV moves on an instance: those that are learned, and those that are not believed."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_moves_of_kv_are_held_against_their_size(driver: Driver) -> None:
 
 
 def test_a_load_no_longer_than_a_turn_of_the_process_teaches_little(driver: Driver) -> None:
-    """On an engine with a fast clock a load takes a millisecond, and what measures it half of that."""
+    """On an engine with a fast clock a load takes a millisecond, and its measurement half of that."""
     fast = replace(INSTANCE, time_scale=1_000.0)
     driver.seen(instances=(fast,))
     for number in range(8):
@@ -134,7 +134,7 @@ def test_learned_rows_are_bounded_and_the_oldest_goes() -> None:
     assert [row.instance for row in driver.learned()] == ["i2", "i3", "i4"]
 
 
-# Outliers and what is not believed --------------------------------------------------------------------------------------
+# Outliers and refused times ---------------------------------------------------------------------------------------------
 
 
 def test_one_load_in_four_from_a_cold_cache_moves_little(driver: Driver) -> None:
