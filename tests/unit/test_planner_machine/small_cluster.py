@@ -1,6 +1,6 @@
-"""Engines that pull from their virtual queues, swap models and give way to an urgent head by the agents' own rule, in steps of time.
+"""Engines that pull from their virtual queues, swap models and evict for an urgent head by the agents' own rule, in steps of time.
 
-A request occupies a seat for its decode time, whatever runs beside it; a request that gave way goes on where it was, and pays for its KV.
+A request occupies a seat for its decode time, whatever runs beside it; an evicted request goes on where it was, and pays for its KV.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Served:
 
 
 class SmallCluster:
-    """`evicting`: engines give way."""
+    """`evicting`: engines evict."""
 
     def __init__(self, policy: Policy | None = None, *, engines: Sequence[str] = ("a",), evicting: bool = True) -> None:
         self.world = World(policy or Policy(lease_ttl_s=LEASE_S))
@@ -118,12 +118,12 @@ class SmallCluster:
         if head is None or head[0] == engine.model:
             return
         if engine.runs and self.evicting:
-            await self._give_way(engine, *head)
+            await self._evict_for(engine, *head)
         if not engine.runs:
             if engine.model:
                 self.served.order.append(head[0])
             engine.model, engine.swapping_until_s = head[0], world.now_s + SWAP_S
-            await world.tell(LoadReported(incarnation=engine.incarnation, active_model=engine.model))
+            await world.deliver(LoadReported(incarnation=engine.incarnation, active_model=engine.model))
 
     async def _pull(self, engine: Engine) -> None:
         room = SEATS - len(engine.runs)
@@ -146,7 +146,7 @@ class SmallCluster:
         [first] = await self.world.queue.waiting(ids[0], 0, 1)
         return group.meta["model"], first, group.waiting
 
-    async def _give_way(self, engine: Engine, model: str, first: LiveRequest, requests: int) -> None:
+    async def _evict_for(self, engine: Engine, model: str, first: LiveRequest, requests: int) -> None:
         now_s = self.world.now_s
         head = Contender(
             urgency=Urgency(0, first.accepted_s + self._slos[first.key.request_id]),

@@ -1,4 +1,4 @@
-"""What it costs that a model is not on an instance."""
+"""The cost of a model that is not on an instance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_RUNS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
 
 
 def demanded(per_s: float, slo_s: float, kind: SloKind = SloKind.COMPLETION, watched_s: float = 60.0) -> Demand:
-    """Requests of model alpha that came at a rate until now."""
+    """Requests of model alpha that arrived at a rate until now."""
     demand = Demand(START_S - watched_s)
     count = round(per_s * watched_s)
     demand.record(arrival(n, START_S - watched_s * (1.0 - n / count), model="alpha", slo_s=slo_s, kind=kind) for n in range(count))
@@ -39,7 +39,7 @@ def board_with(demand: Demand, *slots: Slot) -> Board:
 
 
 def cost_of(demand: Demand, *slots: Slot) -> float:
-    """Of taking alpha off the first instance."""
+    """Taking alpha off the first instance."""
     return float(absences_of(board_with(demand, *slots), estimates(swap_s=SWAP_S), slots).leave_cost[0])
 
 
@@ -76,7 +76,7 @@ def test_a_model_that_nobody_asks_for_is_not_missed() -> None:
     assert set(zip(*np.nonzero(found.per_s.sum(axis=2)), strict=True)) <= {(1, made.code("alpha"))}
 
 
-async def test_the_machine_expects_what_came() -> None:
+async def test_the_machine_expects_past_arrivals() -> None:
     world = World()
     await world.join("a")
     machine = await world.lead()
@@ -130,7 +130,7 @@ def test_a_group_goes_where_no_model_is_missed() -> None:
 
 
 def away(per_s: float, slack_s: float, *, load_s: float = 10.0, warm_s: float = 2.0) -> Absences:
-    """Of one queue and models 0 and 1, of which only 1 is asked for and not active."""
+    """One queue and models 0 and 1: only 1 is requested, and it is not active."""
     found = Absences.none(1, 2)
     found.per_s[0, 1, 0], found.slack_s[0, 1, 0], found.load_s[0, 1], found.warm_s[0, 1] = per_s, slack_s, load_s, warm_s
     return found
@@ -161,7 +161,7 @@ def test_models_that_nobody_knows_are_of_no_account() -> None:
         assert plan_costs(board, made, START_S, [{"a": [new.group_id]}])[0].total > 0.0
 
 
-def test_what_nobody_carries_is_missed_once() -> None:
+def test_an_absent_model_is_missed_once() -> None:
     """By the instances that lack the model, in equal parts."""
     urgent, made = demanded(2.0, 5.0), estimates(swap_s=SWAP_S)
 
@@ -174,7 +174,7 @@ def test_what_nobody_carries_is_missed_once() -> None:
     assert two == pytest.approx([0.5 * alone[0], 0.5 * alone[0], 0.0])
 
 
-def test_slacks_of_many_kinds_are_told_apart_by_their_shares() -> None:
+def test_slacks_of_many_kinds_are_distinguished_by_their_shares() -> None:
     """Ten keys with as many arrivals: away for so long, those that cannot wait are late, to within a part."""
     made = estimates(swap_s=SWAP_S)
     demand = Demand(START_S - 60.0)
@@ -194,8 +194,8 @@ def test_slacks_of_many_kinds_are_told_apart_by_their_shares() -> None:
         assert cost == pytest.approx(expected, rel=0.15)
 
 
-def test_the_model_that_is_asked_for_comes_first_though_all_that_waits_is_late() -> None:
-    """Requests of alpha are late in any case; those that come are not, if it is served now."""
+def test_the_requested_model_is_first_though_its_backlog_is_late() -> None:
+    """Requests of alpha are late in any case; new ones are not, if it is served now."""
     made: ClassTable = class_table(swap_s=1.0)
     board = board_with(demanded(20.0, 5.0), slot("a", active="gamma"))
     late, fresh = group(1, "alpha", -30.0, 40, slo_s=5.0), group(2, "beta", 600.0, 2_000)

@@ -1,4 +1,4 @@
-"""Advice beside the decisions: told when it changes, forgotten when there is nothing to say, and no nonsense ends it."""
+"""Advice beside the decisions: reported when it changes, forgotten when there is nothing to say, and no nonsense ends it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qlm_planner.shell.advice_watch import AdviceWatch
 from qlm_planner.shell.metrics import PlannerMetrics
 from qlm_planner.shell.rpc import advice_to_proto
 
-from .test_advice import asked, cluster
+from .test_advice import build_question, cluster
 
 DEADLINE_S = 30.0
 
@@ -32,7 +32,7 @@ async def at_once(question: Question) -> Advice:
 async def watched(
     answers: list[Question | Exception | None], until: Callable[[AdviceWatch, int], bool]
 ) -> tuple[AdviceWatch, PlannerMetrics]:
-    """A watch that is asked until `until`, by it and how often it asked."""
+    """A watch that runs until `until`, by it and its number of asks."""
     asks = 0
 
     def ask() -> Question | None:
@@ -56,7 +56,7 @@ async def watched(
 
 
 async def test_advice_is_shown_and_on_the_wire() -> None:
-    busy = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
+    busy = await build_question(await cluster("a"), {("alpha", 30.0): 150.0})
     watch, metrics = await watched([busy], lambda watch, asks: watch.latest is not None)
     advice = watch.latest
     assert isinstance(advice, Advice)
@@ -71,16 +71,16 @@ def same(message: object, value: object) -> None:
     """Every field of a value is on the wire, under its name."""
     assert dataclasses.is_dataclass(value)
     for field in dataclasses.fields(value):
-        told, own = getattr(message, field.name), getattr(value, field.name)
+        sent, own = getattr(message, field.name), getattr(value, field.name)
         if isinstance(own, tuple):
-            assert len(told) == len(own), field.name
-            for each, of_own in zip(told, own, strict=True):
+            assert len(sent) == len(own), field.name
+            for each, of_own in zip(sent, own, strict=True):
                 if dataclasses.is_dataclass(of_own):
                     same(each, of_own)
                 else:
                     assert each == of_own, field.name
         else:
-            assert told == own, field.name
+            assert sent == own, field.name
 
 
 def test_nothing_of_it_is_lost_on_the_wire() -> None:
@@ -99,8 +99,8 @@ def test_nothing_of_it_is_lost_on_the_wire() -> None:
     same(advice_to_proto(advice), advice)
 
 
-async def test_what_could_go_and_what_is_met_are_metrics() -> None:
-    idle = await asked(await cluster("a", "b", "c"), {("alpha", 600.0): 1.0})
+async def test_spare_instances_and_attainment_are_metrics() -> None:
+    idle = await build_question(await cluster("a", "b", "c"), {("alpha", 600.0): 1.0})
     watch, metrics = await watched([idle], lambda watch, asks: watch.latest is not None)
     assert watch.latest is not None
     assert metrics.registry.get_sample_value("qlm_planner_spare_instances") == len(watch.latest.spare) == 2
@@ -108,9 +108,9 @@ async def test_what_could_go_and_what_is_met_are_metrics() -> None:
     assert metrics.registry.get_sample_value("qlm_planner_forecast_attainment") == 0.75
 
 
-async def test_of_two_options_of_one_gpu_the_better_one_is_a_metric() -> None:
+async def test_the_better_of_two_options_of_one_gpu_is_a_metric() -> None:
     """Instances of it have different models."""
-    advice = advise(await asked(await cluster("a"), {("alpha", 30.0): 150.0}))
+    advice = advise(await build_question(await cluster("a"), {("alpha", 30.0): 150.0}))
     best = advice.options[0]
     metrics = PlannerMetrics()
     metrics.show_advice(
@@ -120,7 +120,7 @@ async def test_of_two_options_of_one_gpu_the_better_one_is_a_metric() -> None:
 
 
 async def test_a_log_line_says_it_when_it_changes() -> None:
-    busy = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
+    busy = await build_question(await cluster("a"), {("alpha", 30.0): 150.0})
     with capture_logs() as logs:
         watch, _ = await watched([busy, busy, busy, None, busy], lambda watch, asks: asks > 5)
     assert watch.latest is not None
@@ -134,8 +134,8 @@ async def test_nonsense_costs_advice_and_nothing_else() -> None:
     assert metrics.registry.get_sample_value("qlm_planner_forecast_attainment") == 1.0
 
 
-async def test_what_was_said_is_taken_back_when_all_is_well() -> None:
-    busy = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
+async def test_advice_is_taken_back_when_all_is_well() -> None:
+    busy = await build_question(await cluster("a"), {("alpha", 30.0): 150.0})
     watch, metrics = await watched([busy, None], lambda watch, asks: asks > 2)
     assert watch.latest is None
     assert metrics.registry.get_sample_value("qlm_planner_advised_instances", {"gpu": "big", "n_gpu": "1"}) is None
@@ -146,7 +146,7 @@ async def test_a_cluster_with_work_and_no_misses_is_left_alone(count: int) -> No
     world = await cluster("a")
     await world.submit("alpha", slo_s=600.0, count=count)
     await world.settle()
-    calm = dataclasses.replace(await asked(world, {("alpha", 600.0): 1.0}), idle=0)
+    calm = dataclasses.replace(await build_question(world, {("alpha", 600.0): 1.0}), idle=0)
     assert calm.needs_advice == (count > 0)
     watch, _ = await watched([calm], lambda watch, asks: asks > 3)
     assert watch.latest is None
@@ -185,7 +185,7 @@ def test_an_instance_that_is_added_loads_its_model_first(deadline_s: float, inst
     assert sum(option.instances for option in advised(problem, 1).options if option.enough) == instances
 
 
-def test_of_two_kinds_the_one_with_fewer_gpus_in_all_comes_first() -> None:
+def test_the_kind_with_fewer_gpus_in_all_is_first() -> None:
     """Six groups that are due after 61 s: two instances of two GPUs each, or three of one GPU each."""
     problem = by_hand(model=[ALPHA] * 6, work_s=[[20.0] * 6, [30.0] * 6], deadline_s=[61.0] * 6, kind=[0, 1], active=[-1, -1], swap_s=0.0)
     advice = advised(problem, 0, n_gpu=(2, 1))
@@ -244,7 +244,7 @@ def test_a_model_that_nobody_serves_is_advised_for_however_few_want_it() -> None
 
 @pytest.mark.parametrize("fleet", [[0, 0, 1], [0, 1, 1]])
 def test_the_only_one_that_serves_a_model_does_not_go(fleet: list[int]) -> None:
-    """However seldom it is asked for, or not at all."""
+    """However seldom it is requested, or not at all."""
     problem = by_hand(
         model=[ALPHA] * 2, work_s=[[1.0] * 2] * 2, deadline_s=[1e5] * 2, kind=[*fleet, 0], active=[-1] * 4, swap_s=5.0, models=2
     )

@@ -35,8 +35,8 @@ def in_order(ids: Sequence[str]) -> bool:
     return numbers == sorted(numbers)
 
 
-async def test_requests_are_served_as_they_came_whatever_they_want() -> None:
-    """Urgent or not, with any model or priority: each waits behind all that came before it."""
+async def test_requests_are_served_as_they_arrive_whatever_they_want() -> None:
+    """Urgent or not, with any model or priority: each waits behind all that arrived before it."""
     world = World(FCFS)
     await world.join("a")
     await world.lead()
@@ -101,14 +101,14 @@ async def test_no_replan_for_misses_idle_instances_or_on_request() -> None:
     await world.join("b")
     await world.advance(10.0)
     assert machine.changes.predicted.late > 100
-    await world.tell(ReplanAsked(ask=3))
+    await world.deliver(ReplanAsked(ask=3))
     await world.advance(1.0)
     assert await world.group_ids("a") == before
     assert [change.replans for change in world.changes if change.replans] == [{3: 0}]
     assert not [call for call in world.calls if isinstance(call, ApplyChunk)]
 
 
-async def test_what_a_lost_instance_held_moves_by_its_age() -> None:
+async def test_requests_of_a_lost_instance_move_by_age() -> None:
     world = World(FCFS)
     await world.join("a")
     await world.join("b")
@@ -127,7 +127,7 @@ async def test_what_a_lost_instance_held_moves_by_its_age() -> None:
     assert in_order(moved), "every group stands between those older and younger"
 
 
-async def test_what_nobody_serves_waits_by_age() -> None:
+async def test_unassigned_requests_wait_by_age() -> None:
     world = World(FCFS)
     await world.join("a", models=["alpha"])
     await world.lead()

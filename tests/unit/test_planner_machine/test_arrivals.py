@@ -60,7 +60,7 @@ def test_a_lost_request_is_looked_for_under_a_load_that_never_pauses() -> None:
     assert overviews_until_scan(arrivals, 2, busy=True) == BUSY_OVERVIEWS, "a scan begins the count anew"
 
 
-def test_what_is_found_again_is_told_once() -> None:
+def test_an_arrival_found_again_is_reported_once() -> None:
     arrivals, first, second = scanned(), arrival(), arrival()
     assert arrivals.add_arrivals((first,)) == [first]
     arrivals.rescan()

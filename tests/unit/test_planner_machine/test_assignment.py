@@ -72,7 +72,7 @@ async def test_deadlines_in_a_group_are_close_together() -> None:
     assert [round(after.first_deadline_s - before.first_deadline_s) for before, after in itertools.pairwise(groups)] == [40, 40]
 
 
-async def test_what_makes_requests_different() -> None:
+async def test_traits_make_requests_different() -> None:
     """Model, SLO kind and class, prompt length class, priority."""
     world = World()
     await world.join("a")
@@ -107,7 +107,7 @@ async def test_the_first_and_the_last_deadline_count_for_the_group() -> None:
 
 
 async def test_deadlines_of_those_that_are_pulled_do_not_count_for_those_that_wait() -> None:
-    """They are taken to lie evenly until an overview tells; one that returns may be the first of all."""
+    """They are taken to lie evenly until an overview states them; one that returns may be the first of all."""
     world = World()
     await world.join("a")
     machine = await world.lead()
@@ -156,7 +156,7 @@ def test_ids_never_repeat_across_leaders() -> None:
 
 
 @pytest.mark.parametrize("made", [group(1, "alpha", 60.0), group(2, "beta", 0.0, priority=-3)])
-def test_meta_tells_everything_after_a_restart(made: object) -> None:
+def test_meta_states_everything_after_a_restart(made: object) -> None:
     traits = made.traits  # type: ignore[attr-defined]
     assert from_meta(to_meta(traits, 0)) == traits
 
@@ -182,9 +182,9 @@ async def test_running_requests_count_for_the_limit() -> None:
     assert len(machine.board.groups) == 2
 
 
-async def test_who_comes_later_does_not_join_in_front_of_those_who_wait() -> None:
-    """Two classes of prompts, one instance. While the first stays open in front of the second, it takes what comes within a second of that
-    or within a tenth of the wait of its first; what comes later stands behind."""
+async def test_a_later_request_does_not_join_in_front_of_those_who_wait() -> None:
+    """Two classes of prompts, one instance. While the first stays open in front of the second, it takes arrivals within a second of that
+    or within a tenth of the wait of its first; later ones stand behind."""
     world = World(Policy(lease_ttl_s=LEASE_S, group_overtake_fraction=0.1, group_overtake_min_s=1.0))
     await world.join("a")
     machine = await world.lead()
@@ -202,7 +202,7 @@ async def test_who_comes_later_does_not_join_in_front_of_those_who_wait() -> Non
     await world.settle()
     assert await sizes(world) == [21, 5, 3, 2], "nor does the second class come before what stands behind it now"
     queue = machine.board.queues["a"]
-    assert [machine.board.groups[group_id].waiting for group_id in queue] == [21, 5, 3, 2], "in the order in which they came"
+    assert [machine.board.groups[group_id].waiting for group_id in queue] == [21, 5, 3, 2], "in the order of arrival"
 
 
 @pytest.mark.parametrize("fraction", [0.1, 1_000.0])

@@ -177,7 +177,7 @@ def test_an_idle_instance_is_worth_a_load_where_the_running_batch_is_too_slow(ru
     assert chosen(made, group(9, "alpha", 2.7, 1), (slot("a", running=running), []), (slot("b", active=""), [])) == instance
 
 
-def test_who_shares_a_batch_is_known_where_it_runs_now_or_nothing_does() -> None:
+def test_a_shared_batch_is_known_where_it_runs_now_or_nothing_does() -> None:
     """Beside 60 that run 70 decode together, on an idle instance 10; of a batch that is yet to come the mean is all that is known: 50."""
     made, own_s = class_table(), {}
     for active, running in (("alpha", 60), ("beta", 60), ("", 0)):
@@ -211,7 +211,7 @@ def test_an_instance_without_the_model_never_gets_it() -> None:
     assert chosen(made, group(2, "unknown", 10), *queues) == ""
 
 
-def test_of_many_instances_only_the_shortest_are_tried() -> None:
+def test_only_the_shortest_of_many_instances_are_tried() -> None:
     queues: list[Queue] = [
         (slot(f"i{number:02}", active="beta", running=20), [group(number, "beta", 600, 100 * number)]) for number in range(1, 30)
     ]
@@ -219,7 +219,7 @@ def test_of_many_instances_only_the_shortest_are_tried() -> None:
     assert chosen(class_table(Policy(lines_max=2)), group(99, "alpha", 600), *queues) in ("i01", "i02", "z")
 
 
-def test_of_batches_that_go_on_a_group_joins_the_one_with_the_fastest_step() -> None:
+def test_a_group_joins_the_running_batch_with_the_fastest_step() -> None:
     made = class_table()
     batches: list[Queue] = [(slot("a", running=100), []), (slot("b", running=40), [])]
     assert chosen(made, group(1, "alpha", 600, 1), *batches) == "b"
@@ -268,7 +268,7 @@ def test_an_idle_place_needs_no_costs() -> None:
 
 
 def test_short_prompts_do_not_overtake_long_ones_that_are_due_first() -> None:
-    """Who takes less engine time costs less in front; but nobody is late, and the first come are served first."""
+    """Groups of less engine time cost less in front; but nobody is late, and the earlier are served first."""
     long = group(1, "alpha", 300)
     long.waiting_prompt_tokens *= 10
     assert placed([long], group(2, "alpha", 310, 5)) == ["alpha-1", "alpha-2"]

@@ -62,7 +62,7 @@ def test_nothing_is_written_for_a_plan_that_is_carried_out_already() -> None:
 
 
 def test_one_group_to_another_place_is_one_id() -> None:
-    """However long the queue is, and only its own queue's version is asked for."""
+    """However long the queue is, and only its own queue's version is requested."""
     board = board_of({"a": list(range(1000)), "b": list(range(1000, 1500))})
     order = [*range(5), *range(6, 900), 5, *range(900, 1000)]
     [chunk] = carry_out(board, {"a": ids(order), "b": list(board.queues["b"])})
@@ -100,7 +100,7 @@ def test_chunks_are_bounded_in_ids_and_in_work() -> None:
     assert sparse.queues["a"] == wanted
 
 
-def test_what_came_or_went_meanwhile_is_left_as_it_is() -> None:
+def test_new_and_ended_groups_are_left_as_they_are() -> None:
     board = board_of({"a": [1, 2, 3, 4]})
     target = {"a": ids([4, 9, 1, 3]), "gone": ids([2])}
     carry_out(board, target)
@@ -189,7 +189,7 @@ async def test_all_chunks_of_a_change_may_leave_before_the_first_is_answered(
 
 
 async def test_a_replan_writes_less_than_all() -> None:
-    """One queue of many changes: the others are neither written nor asked for their version."""
+    """One queue of many changes: the others are not written, nor their versions requested."""
     world = World(Policy(lease_ttl_s=LEASE_S))
     for name in ("a", "b", "c"):
         await world.join(name, models=["alpha"])
@@ -221,7 +221,7 @@ async def test_nothing_more_is_placed_where_nobody_serves() -> None:
     assert [group.waiting for group in overview.groups.values()] == [5, 5]
 
 
-async def test_what_drains_with_nobody_else_takes_nothing_more() -> None:
+async def test_a_lone_draining_instance_takes_nothing_more() -> None:
     world = World()
     await world.join("a")
     await world.lead()
@@ -307,10 +307,10 @@ async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group
     await world.settle()
     queues = machine.board.order()
     world.calls.clear()
-    came = itertools.count()
+    chunk_numbers = itertools.count()
 
     async def open_another() -> None:
-        if next(came) < chunks_before:
+        if next(chunk_numbers) < chunks_before:
             return
         world.before_chunk = None
         assert world.lease is not None
@@ -322,7 +322,7 @@ async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group
 
     world.before_chunk = open_another
     machine.changes.begin(PlanCause.ASKED, {"a": queues["b"][::-1], "b": queues["a"][::-1]}, world.now_s)
-    await world.tell(Tick())
+    await world.deliver(Tick())
     assert sum(isinstance(call, ApplyChunk) for call in world.calls) >= UNDER_WAY_MAX
     await world.advance(2.0)
     assert machine.changes.conflicts >= 1
@@ -330,4 +330,4 @@ async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group
     overview = await world.queue.overview()
     assert {each.instance: list(each.group_ids) for each in overview.virtual_queues} == machine.board.queues
     assert sorted(itertools.chain(*machine.board.queues.values())) == sorted([*itertools.chain(*queues.values()), "other"])
-    assert [change.whole for change in world.applied] == [False] * chunks_before, "told as far as it came"
+    assert [change.whole for change in world.applied] == [False] * chunks_before, "reported as far as it got"

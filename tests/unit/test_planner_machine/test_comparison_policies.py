@@ -28,7 +28,7 @@ def world_of(order: Order, **settings: float) -> World:
     return World(Policy(lease_ttl_s=LEASE_S, order=order, **settings))  # type: ignore[arg-type]
 
 
-async def joined(world: World, names: Sequence[str] = NAMES) -> None:
+async def register(world: World, names: Sequence[str] = NAMES) -> None:
     for name in names:
         await world.join(name)
     await world.lead()
@@ -72,7 +72,7 @@ async def test_everything_is_placed_once_and_nothing_where_nobody_serves_it(orde
 @pytest.mark.parametrize("order", OTHERS)
 async def test_a_lost_instance_loses_no_request(order: Order) -> None:
     world = world_of(order)
-    await joined(world, ("a", "b", "c"))
+    await register(world, ("a", "b", "c"))
     keys: list[RequestKey] = []
     for number in range(40):
         keys += await world.submit(("alpha", "beta")[number % 2], slo_s=60.0 + number)
@@ -81,7 +81,7 @@ async def test_a_lost_instance_loses_no_request(order: Order) -> None:
     await world.kill("b")
     await world.advance(2.0)
     assert sorted(await served(world, "a") + await served(world, "c")) == sorted(key.request_id for key in keys)
-    await world.tell(ReplanAsked(ask=7))
+    await world.deliver(ReplanAsked(ask=7))
     await world.advance(1.0)
     assert any(7 in change.replans for change in world.changes), "who asks is answered"
 
@@ -89,9 +89,9 @@ async def test_a_lost_instance_loses_no_request(order: Order) -> None:
 # Balancers ------------------------------------------------------------------------------------------------------------
 
 
-async def test_balancers_group_what_comes_together_and_is_alike() -> None:
+async def test_balancers_group_like_requests_that_arrive_together() -> None:
     world = world_of(Order.LEAST_LOADED)
-    await joined(world, ["a"])
+    await register(world, ["a"])
     assert world.machine is not None
     for model in ("alpha", "beta", "alpha"):
         await world.submit(model, count=3)
@@ -157,7 +157,7 @@ async def test_groups_of_a_lost_instance_go_where_the_fewest_requests_are() -> N
 
 async def test_the_least_loaded_keeps_a_model_where_it_is_until_others_have_clearly_less() -> None:
     world = world_of(Order.LEAST_LOADED)
-    await joined(world, ("a", "b"))
+    await register(world, ("a", "b"))
     for model, count in (("alpha", 20), ("beta", 30), ("alpha", 40), ("beta", 5)):
         await world.submit(model, slo_s=3600.0, count=count)
         await world.settle()
@@ -179,7 +179,7 @@ def test_an_instance_without_the_model_is_taken_where_the_others_are_clearly_mor
 
 async def test_batched_serves_a_model_after_the_other_and_each_in_the_order_of_arrival() -> None:
     world = world_of(Order.BATCHED)
-    await joined(world, ["a"])
+    await register(world, ["a"])
     keys: dict[str, list[str]] = {"alpha": [], "beta": [], "gamma": []}
     for number in range(18):
         model = ("beta", "alpha", "gamma")[number % 3]
@@ -189,9 +189,9 @@ async def test_batched_serves_a_model_after_the_other_and_each_in_the_order_of_a
     assert await served(world, "a") == [*keys["beta"], *keys["alpha"], *keys["gamma"]]
 
 
-async def test_nobody_is_overtaken_by_who_came_later_than_the_stay() -> None:
+async def test_nobody_is_overtaken_by_arrivals_after_the_stay() -> None:
     world = world_of(Order.BATCHED, stay_s=10.0)
-    await joined(world, ["a"])
+    await register(world, ["a"])
     for model in ("alpha", "beta"):
         await world.submit(model, slo_s=600.0)
         await world.settle()
@@ -205,10 +205,10 @@ async def test_nobody_is_overtaken_by_who_came_later_than_the_stay() -> None:
     assert (await world.queues())["a"] == ["alpha", "beta", "alpha"]
 
 
-async def test_batched_stays_with_what_runs() -> None:
+async def test_batched_stays_with_the_running_model() -> None:
     """Nobody of the model waits, and others do: its requests still go on until the others have waited for long."""
     world = world_of(Order.BATCHED, stay_s=10.0)
-    await joined(world, ["a"])
+    await register(world, ["a"])
     await world.submit("alpha", slo_s=600.0)
     await world.settle()
     assert len(await world.pull("a", "alpha", 1)) == 1
@@ -226,7 +226,7 @@ async def test_batched_stays_with_what_runs() -> None:
 
 async def test_batched_spreads_one_model_evenly_and_keeps_others_apart() -> None:
     world = world_of(Order.BATCHED)
-    await joined(world, ("a", "b"))
+    await register(world, ("a", "b"))
     await world.submit("alpha", slo_s=3600.0, count=40)
     await world.settle()
     assert await waiting_on(world) == {"a": 20, "b": 20}
@@ -241,7 +241,7 @@ async def test_batched_spreads_one_model_evenly_and_keeps_others_apart() -> None
 async def test_edf_serves_by_deadline_whatever_the_model() -> None:
     """Deadlines that alternate between two models swap at every group (QLM section 2.4, insight 3)."""
     world = world_of(Order.EDF)
-    await joined(world, ("a",))
+    await register(world, ("a",))
     keys: list[RequestKey] = []
     for number in range(12):
         keys += await world.submit(("alpha", "beta")[number % 2], slo_s=900.0 - 30.0 * number)
@@ -252,7 +252,7 @@ async def test_edf_serves_by_deadline_whatever_the_model() -> None:
 
 async def test_edf_keeps_bands_and_gives_work_to_an_instance_that_joins() -> None:
     world = world_of(Order.EDF)
-    await joined(world, ("a",))
+    await register(world, ("a",))
     for number in range(20):
         await world.submit(("alpha", "beta")[number % 2], slo_s=100.0 + 20.0 * number, count=20)
         await world.settle()
@@ -267,7 +267,7 @@ async def test_edf_keeps_bands_and_gives_work_to_an_instance_that_joins() -> Non
 async def test_edf_groups_hold_deadlines_that_are_near_each_other() -> None:
     """At most half of the SLO apart."""
     world = world_of(Order.EDF)
-    await joined(world, ("a",))
+    await register(world, ("a",))
     sizes = []
     for _ in range(3):
         await world.submit("alpha", slo_s=60.0)
@@ -282,7 +282,7 @@ async def test_edf_groups_hold_deadlines_that_are_near_each_other() -> None:
 
 async def test_nobody_joins_a_batch_that_runs() -> None:
     world = world_of(Order.SHEPHERD)
-    await joined(world, ("a",))
+    await register(world, ("a",))
     await world.submit("alpha", slo_s=3600.0, count=5)
     await world.settle()
     await world.submit("alpha", slo_s=3600.0, count=2)
@@ -297,7 +297,7 @@ async def test_nobody_joins_a_batch_that_runs() -> None:
 
 async def test_shepherd_makes_batches_of_a_fixed_size() -> None:
     world = world_of(Order.SHEPHERD)
-    await joined(world, ("a",))
+    await register(world, ("a",))
     machine = world.machine
     assert machine is not None
     await world.submit("alpha", slo_s=3600.0, count=700)

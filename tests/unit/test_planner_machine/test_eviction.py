@@ -1,4 +1,4 @@
-"""Plans that count on eviction: what runs gives way to an urgent head (QLM section 5), at the price of its work and its lateness."""
+"""Plans that count on eviction: the batch is evicted for an urgent head (QLM section 5), at the price of its work and its lateness."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ CALM = group(1, "alpha", 600.0, 300)
 """Others of its kind run."""
 
 EACH_S = hardware("big", "alpha").recompute_us_per_token * (200 + round((100.0**2 + 20.0**2) / 200.0)) * 1e-6
-"""A request that gives way computes its KV again: the prompt and what it has made, at the profile's rate."""
+"""An evicted request computes its KV again: the prompt and its output, at the profile's rate."""
 
 
-# What it costs --------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 
 def test_only_a_head_that_would_be_late_does_not_wait_for_the_batch_to_end() -> None:
@@ -72,13 +72,13 @@ def test_the_work_that_is_lost_has_a_price() -> None:
         assert redo_cost == pytest.approx(count * (policy.work_weight * EACH_S + policy.completion_weight * away_s))
 
 
-def test_nothing_gives_way_for_less_than_that_costs() -> None:
+def test_nothing_is_evicted_for_less_than_that_costs() -> None:
     dear = class_table(Policy(late_weight=10.0), swap_s=1.0)
     assert worked_out([group(2, "beta", 2.4, 1), CALM], dear, 150).costs().redo_cost == 0.0
     assert worked_out([group(2, "beta", 2.4, 100), CALM], dear, 150).costs().redo_cost > 0.0
 
 
-def test_what_runs_counts_once_whoever_tells_of_it() -> None:
+def test_a_running_request_counts_once_whoever_reports_it() -> None:
     """By its groups, as any of the model, or both; those of a model that is not active count as any."""
     made, known = estimates(), profiles()
     longer = (replace(row, output_tokens_mean=4.0 * row.output_tokens_mean) if row.model == "beta" else row for row in known.workload)
@@ -98,7 +98,7 @@ def test_the_same_model_needs_no_clearing() -> None:
 
 @pytest.mark.parametrize(("deadline_s", "swap_s", "position"), [(7.0, 2.0, 0), (60.0, 2.0, 1), (65.0, 60.0, 1)])
 def test_a_late_single_request_is_put_in_front_of_a_running_head(deadline_s: float, swap_s: float, position: int) -> None:
-    """One request that would be late behind the head, against two swaps, the work of 30 that give way, and the wait of 200; but not for two
+    """One request that would be late behind the head, against two swaps, the work of the 30 evicted, and the wait of 200; but not for two
     swaps of a minute."""
     made, calm = class_table(swap_s=swap_s), group(1, "alpha", 600.0, 200)
     found = best_place(lines(made, (running([(calm, 30)]), [calm])), made, group(2, "beta", deadline_s, 1), START_S)
@@ -152,10 +152,10 @@ def expects_what_the_rule_does(seed: int) -> bool:
     return expected
 
 
-# Who runs what --------------------------------------------------------------------------------------------------------
+# Running requests by group --------------------------------------------------------------------------------------------
 
 
-async def test_what_runs_is_known_by_group() -> None:
+async def test_running_requests_are_known_by_group() -> None:
     """From events at once, and from an overview after a rebuild."""
     world = World()
     await world.join("a")
@@ -177,15 +177,15 @@ async def test_what_runs_is_known_by_group() -> None:
     assert rebuilt.board.slots["a"].runners == {}
 
 
-async def give_way(world: World, name: str, pulled: Sequence[Pulled], model: str) -> None:
+async def evict_for(world: World, name: str, pulled: Sequence[Pulled], model: str) -> None:
     """The agent evicts its batch for a model, and reports the model swap at once."""
-    await world.tell(LoadReported(incarnation=world.agents[name][0], active_model=model))
+    await world.deliver(LoadReported(incarnation=world.agents[name][0], active_model=model))
     owned = [Owned(queue_id=each.queue_id, key=each.key, attempt=each.attempt) for each in pulled]
     await world.queue.requeue(world.agents[name][0], owned, RequeueCause.EVICTED, b"")
     await world.settle()
 
 
-async def test_those_that_gave_way_stand_behind_all_of_the_heads_model() -> None:
+async def test_evicted_requests_stand_behind_all_of_the_heads_model() -> None:
     """The queue puts them right behind the head; between two groups of the head's model theirs would be loaded in between (A-B-A-B)."""
     world = World(snapshot=profiles(swap_s=20.0))
     await world.join("a")
@@ -198,7 +198,7 @@ async def test_those_that_gave_way_stand_behind_all_of_the_heads_model() -> None
     await world.submit("beta", 100.0, count=10)
     await world.settle()
     assert (await world.queues())["a"] == ["beta", "beta"]
-    await give_way(world, "a", pulled, "beta")
+    await evict_for(world, "a", pulled, "beta")
     assert machine.board.slots["a"].active_model == "beta"
     assert machine.board.queues["a"] == await world.group_ids("a")
     await world.advance(0.2)
@@ -216,13 +216,13 @@ async def test_nothing_is_put_in_front_of_the_head_while_the_engine_clears() -> 
     pulled = await world.pull("a", "alpha", 50)
     await world.submit("beta", 10.0, count=10)
     await world.settle()
-    await give_way(world, "a", pulled, "beta")
+    await evict_for(world, "a", pulled, "beta")
     await world.submit("alpha", 300.0, count=5)
     await world.settle()
     assert (await world.queues())["a"][0] == "beta"
 
 
-# What comes of it -----------------------------------------------------------------------------------------------------
+# Outcome --------------------------------------------------------------------------------------------------------------
 
 
 def mixed(seed: int, *, seconds: float = 100.0) -> list[Job]:
@@ -241,7 +241,7 @@ def mixed(seed: int, *, seconds: float = 100.0) -> list[Job]:
 
 
 async def test_interactive_requests_gain_and_batches_do_not_lose() -> None:
-    """Of two overloads: what one of them gains depends on when its batches come."""
+    """In two overloads: the gain of one depends on when its batches arrive."""
     gained = 0.0
     for seed in (2, 4):
         drain, evict = [SmallCluster(Policy(lease_ttl_s=LEASE_S), engines=("a", "b"), evicting=evicting) for evicting in (False, True)]
@@ -257,7 +257,7 @@ async def test_interactive_requests_gain_and_batches_do_not_lose() -> None:
 
 
 async def test_two_models_do_not_take_turns_pushing_each_other_out() -> None:
-    """A-B-A-C: three models with requests alike, each of which would like to be first: they give way to nobody who is not more urgent, so
+    """A-B-A-C: three models with requests alike, each of which would like to be first: they are evicted only for more urgent ones, so
     there are few evictions, and far fewer swaps than changes of model in the order of arrival."""
     models = ("alpha", "beta", "alpha", "gamma")
     jobs = [Job(0.4 * number, models[number % 4], 30.0) for number in range(150)]

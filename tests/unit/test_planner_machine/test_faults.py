@@ -129,7 +129,7 @@ async def test_random_faults(seed: int) -> None:
     await world.join("a")
     await world.join("b", "small", ["alpha", "beta"])
     await world.advance(30.0)
-    await world.tell(Tick())
+    await world.deliver(Tick())
     overview = await world.queue.overview()
     assert overview.unplaced == 0
     live = [key for key in keys if await world.state(key) in ("PLACED", "RUNNING")]

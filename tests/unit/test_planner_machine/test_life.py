@@ -28,7 +28,7 @@ async def test_requests_that_ended_before_they_were_placed_are_forgotten() -> No
     assert (await world.queue.overview()).groups == {}
 
 
-async def test_a_drained_group_is_not_joined() -> None:
+async def test_a_drained_group_admits_nothing() -> None:
     world = World()
     await world.join("a")
     machine = await world.lead()
@@ -67,7 +67,7 @@ async def test_a_request_that_meets_a_draining_group_is_served() -> None:
     assert machine.board.queues["a"] == [group_id]
 
 
-async def test_what_nobody_serves_waits_until_an_instance_joins() -> None:
+async def test_unassigned_requests_wait_until_an_instance_joins() -> None:
     world = World()
     await world.join("a", models=["alpha"])
     machine = await world.lead()
@@ -77,7 +77,7 @@ async def test_what_nobody_serves_waits_until_an_instance_joins() -> None:
     assert len(machine.board.queues[UNASSIGNED]) == 1
     incarnation = await world.join("b", models=["beta"])
     facts = from_body(next(record for record in (await world.queue.overview()).instances if record.name == "b").body, incarnation)
-    await world.tell(InstanceAnnounced(facts=facts))
+    await world.deliver(InstanceAnnounced(facts=facts))
     await world.advance(world.policy.overview_gap_s)
     assert (await world.queues()) == {"a": [], "b": ["beta"], UNASSIGNED: []}
 
@@ -218,7 +218,7 @@ async def test_a_replan_is_answered_also_when_nothing_changes() -> None:
     await world.lead()
     await world.submit("alpha")
     await world.settle()
-    await world.tell(ReplanAsked(ask=7))
+    await world.deliver(ReplanAsked(ask=7))
     await world.advance(world.policy.overview_gap_s)
     assert [change.replans for change in world.changes if change.replans] == [{7: 0}]
 
@@ -283,18 +283,18 @@ async def test_a_pull_that_is_read_after_a_report_does_not_change_the_active_mod
     machine = await world.lead()
     await world.submit("alpha", 600.0, count=2)
     await world.settle()
-    await world.tell(LoadReported(incarnation=incarnation, active_model="beta"))
+    await world.deliver(LoadReported(incarnation=incarnation, active_model="beta"))
     await world.pull("a", "alpha", 2)
     await world.settle()
     assert machine.board.slots["a"].running == 2
     assert machine.board.slots["a"].active_model == "beta"
 
 
-async def test_a_load_report_tells_the_active_model_and_its_batch() -> None:
+async def test_a_load_report_states_the_active_model_and_its_batch() -> None:
     world = World()
     incarnation = await world.join("a")
     machine = await world.lead()
-    await world.tell(LoadReported(incarnation=incarnation, active_model="beta", warm_models=("alpha",), batch=32))
+    await world.deliver(LoadReported(incarnation=incarnation, active_model="beta", warm_models=("alpha",), batch=32))
     for _ in range(2):
         slot = machine.board.slots["a"]
         assert (slot.active_model, slot.batch("beta"), slot.batch("alpha")) == ("beta", 32, slot.facts.batch_max)
@@ -320,7 +320,7 @@ async def test_a_gone_instance_is_forgotten_when_its_queue_is_empty() -> None:
     assert {record.name for record in (await world.queue.overview()).instances} == {"b"}
 
 
-async def test_a_requeued_group_of_a_lower_band_gives_way() -> None:
+async def test_a_requeued_group_of_a_lower_band_moves_back() -> None:
     """The queue opens it again at the head; the plan puts it back behind the bands before it."""
     world = World()
     await world.join("a")

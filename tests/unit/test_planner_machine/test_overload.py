@@ -42,7 +42,7 @@ async def states(world: World, keys: list[RequestKey]) -> Counter[RequestState]:
     return found
 
 
-async def test_shedding_fails_what_would_be_late_and_saves_the_rest() -> None:
+async def test_shedding_fails_late_requests_and_saves_the_rest() -> None:
     world = await overloaded(Overload.SHED)
     keys = await world.submit("alpha", slo_s=20.0, count=1500)
     await world.advance(15.0)
@@ -156,7 +156,7 @@ def by_deadline(board: Board) -> bool:
 
 
 def looked(board: Board, rounds: int = ROUNDS_MIN) -> Shed | None:
-    """What is shed after some rounds at one moment."""
+    """Requests shed after some rounds at one moment."""
     shedding, made = Shedding(policy=Policy()), class_table()
     for _ in range(rounds):
         shedding.find_late(board, made, START_S)
@@ -193,7 +193,7 @@ def test_as_many_are_shed_as_are_late_by_a_draw() -> None:
 
 
 @pytest.mark.parametrize(("due_s", "spread_s", "oldest"), [(0.5, 0.0, True), (5.0, 0.0, False), (5.0, 3.0, False), (5.0, 20.0, True)])
-def test_who_would_be_late_even_alone_goes_first_else_who_came_last(due_s: float, spread_s: float, oldest: bool) -> None:
+def test_requests_late_even_alone_go_first_else_the_newest(due_s: float, spread_s: float, oldest: bool) -> None:
     """One request by itself takes a second, in a full batch three, and the group nine. Where each has more time than those before it, by
     more than they take, the first are the late ones."""
     late, before = group(1, "alpha", due_s, 400), group(2, "alpha", 3600.0, 300)
@@ -212,7 +212,7 @@ def test_requests_that_are_due_as_they_end_are_not_late() -> None:
 
 
 def test_value_is_weight_for_engine_time() -> None:
-    """Of a request, however many there are: long prompts take five times as long, and a tenant may count for more than that."""
+    """For one request, however many there are: long prompts take five times as long, and a tenant may count for more than that."""
     few_long, many_short = group(1, "alpha", 1.0, 20), group(2, "alpha", 1.0, 400)
     few_long.waiting_prompt_tokens = 2000 * 20
     due = looked(board_of([slot("a")], {"a": [few_long, many_short]}))

@@ -38,7 +38,7 @@ async def filled(chance: random.Random) -> World:
 
 
 async def happen(world: World, chance: random.Random, held: dict[str, list[Pulled]]) -> None:
-    """What agents and clients do."""
+    """Random actions of agents and clients."""
     for _ in range(chance.randrange(8)):
         name = chance.choice(("a", "b"))
         mine = held.setdefault(name, [])
@@ -98,8 +98,8 @@ async def test_with_all_events_read_it_is_as_a_look_at_all_groups(seed: int) -> 
         await happen(world, chance, held)
         ask = history.begin_overview(board)
         assert ask.group_ids is not None
-        asked = tuple(chance.sample(ask.group_ids, chance.randrange(len(ask.group_ids) + 1)))
-        view = snapshot_of(await world.queue.overview(asked), asked)
+        page = tuple(chance.sample(ask.group_ids, chance.randrange(len(ask.group_ids) + 1)))
+        view = snapshot_of(await world.queue.overview(page), page)
         await happen(world, chance, held)
         before = await events_after(world, history.read_to)
         history.view = view
@@ -120,7 +120,7 @@ async def test_with_all_events_read_it_is_as_a_look_at_all_groups(seed: int) -> 
 
 
 @pytest.mark.parametrize("wrong", ["waiting", "unknown", "standing", "gone"])
-async def test_what_a_page_does_not_mend_asks_for_all_groups(wrong: str) -> None:
+async def test_an_error_outside_the_page_requests_all_groups(wrong: str) -> None:
     """A board that is wrong about a group outside the page, which no event explains, is left as it is."""
     world = await filled(random.Random(1))
     board = Board(slo_band=0)
@@ -152,8 +152,8 @@ async def test_a_page_mends_the_counts_of_its_groups() -> None:
     board.groups[wrong].live += 5
     board.groups[wrong].slo_least_s /= 2.0
     board.groups[wrong].first_deadline_s = board.groups[wrong].next_deadline_s = board.groups[wrong].last_deadline_s = 1.0
-    asked = (wrong, "nobody")
-    assert refresh(board, snapshot_of(await world.queue.overview(asked), asked), (), world.now_s)
+    page = (wrong, "nobody")
+    assert refresh(board, snapshot_of(await world.queue.overview(page), page), (), world.now_s)
     assert picture(board) == picture(fresh)
     assert board.groups[wrong].first_deadline_s == fresh.groups[wrong].first_deadline_s
     assert board.groups[wrong].next_deadline_s == fresh.groups[wrong].next_deadline_s
@@ -183,13 +183,13 @@ async def test_the_machine_reads_all_groups_once_and_then_page_by_page() -> None
     back = [Owned(queue_id=each.queue_id, key=each.key, attempt=each.attempt) for each in pulled]
     await world.queue.requeue(world.agents["a"][0], back, RequeueCause.EVICTED, b"")
     await world.advance(3.0)
-    asked = [call.group_ids for call in world.calls if isinstance(call, ReadOverview)]
-    assert asked
-    assert None not in asked
-    assert asked[0] is not None
-    assert asked[0][0] == pulled[0].group_id
-    assert all(len(page) <= PAGE_GROUPS for page in asked if page is not None)
-    assert {group for page in asked if page is not None for group in page} >= set((await world.queue.overview()).groups)
+    pages = [call.group_ids for call in world.calls if isinstance(call, ReadOverview)]
+    assert pages
+    assert None not in pages
+    assert pages[0] is not None
+    assert pages[0][0] == pulled[0].group_id
+    assert all(len(page) <= PAGE_GROUPS for page in pages if page is not None)
+    assert {group for page in pages if page is not None for group in page} >= set((await world.queue.overview()).groups)
 
 
 async def test_after_a_failed_call_all_groups_are_read() -> None:
@@ -197,18 +197,18 @@ async def test_after_a_failed_call_all_groups_are_read() -> None:
     world.calls.clear()
     world.faults = lambda call: "lost" if isinstance(call, ReadOverview) and call.group_ids is not None else ""
     await world.advance(3.0)
-    asked = [call.group_ids for call in world.calls if isinstance(call, ReadOverview)]
-    assert len(asked) > 1
-    assert asked[1] is None
+    pages = [call.group_ids for call in world.calls if isinstance(call, ReadOverview)]
+    assert len(pages) > 1
+    assert pages[1] is None
 
 
-def test_where_models_are_is_no_part_of_what_terms_are_kept_by() -> None:
-    """Agents tell it with each look; their heartbeats keep a slot up to date, so that it counts of an instance that is new here."""
+def test_where_models_are_is_no_part_of_the_key_of_terms() -> None:
+    """Agents report it at each look; their heartbeats keep a slot up to date, so it counts only for an instance that is new here."""
     facts = InstanceFacts(name="a", incarnation="a/1", gpu="A10", n_gpu=1, engine="simulated", models=("m", "n", "o"))
     board = Board(slo_band=0)
     for active, warm, since_s in (("m", ("n",), 5.0), ("n", ("m", "o"), 0.0)):
-        told = replace(facts, active_model=active, warm_models=warm, loading_since_s=since_s)
-        row = InstanceRow(facts=told, alive=True)
+        reported = replace(facts, active_model=active, warm_models=warm, loading_since_s=since_s)
+        row = InstanceRow(facts=reported, alive=True)
         found = Snapshot(
             plan_version=0, unplaced=0, queues=(), groups={}, instances=(row,), incarnations={"a/1": True}, last_event_id=(0, 0)
         )

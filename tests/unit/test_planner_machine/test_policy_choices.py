@@ -1,4 +1,4 @@
-"""What comparison policies choose, on boards made by hand: a request of 200 tokens takes 0.023 s of "big", a swap 10 s or (warm) 2 s."""
+"""Choices of comparison policies, on boards made by hand: a request of 200 tokens takes 0.023 s of "big", a swap 10 s or (warm) 2 s."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def work_of(table: ClassTable, on: Slot, batch: Group) -> Work:
 
 
 def span_s(table: ClassTable, on: Slot, batch: Group) -> float:
-    """Of a batch by itself: SHEPHERD's times are certain, and know no swaps."""
+    """A batch by itself: SHEPHERD's times are certain, and know no swaps."""
     work = work_of(table, on, batch)
     return work.work_s + work.own_s
 
@@ -147,7 +147,7 @@ def test_shepherd_would_rather_end_many_requests_than_many_batches() -> None:
     assert orders["a"][0] == large.group_id
 
 
-def test_what_shepherd_lets_go_comes_behind_by_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_shepherd_lets_go_stand_behind_by_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where only some of it was in the program; and bands come first in any case."""
     monkeypatch.setattr("qlm_planner.policies.shepherd.BATCHES_MAX", 3)
     hopeless = [group(n, "alpha", 0.1 * n, 50) for n in range(1, 7)]

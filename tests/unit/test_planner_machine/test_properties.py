@@ -78,7 +78,7 @@ async def drive(world: World, history: Sequence[tuple[object, ...]]) -> list[Req
                 await world.cancel([keys[number % len(keys)]])
             case ("replan",):
                 asks += 1
-                await world.tell(ReplanAsked(ask=asks))
+                await world.deliver(ReplanAsked(ask=asks))
             case ("lead",):
                 await world.lead()
             case ("wait", float(seconds)):

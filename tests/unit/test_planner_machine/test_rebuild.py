@@ -57,9 +57,9 @@ async def test_rebuilt_and_lived_on_decide_alike(seed: int) -> None:
         await world.advance(chance.random())
     loads = [LoadReported(incarnation=each, active_model="beta", warm_models=("alpha",)) for each in incarnations]
     for load in loads:
-        await world.tell(load)
+        await world.deliver(load)
     assert lived._assignment.opened < NEW
-    lived._assignment.opened = NEW  # so that the test can tell old groups from new ones
+    lived._assignment.opened = NEW  # so that old groups and new ones are distinct
 
     rebuilt = PlannerMachine(QUIET, 2, world.now_s)
     rebuilt.step(world.now_s, ProfilesRead(catalogue=CATALOGUE, profiles=world.snapshot))

@@ -31,7 +31,7 @@ ROW = replace(MISTRAL, gpu="big", model="alpha", kv_capacity_tokens=KV_TOKENS)
 
 
 def estimates_of(row: HardwareProfile, prompt: int, output: int) -> Estimates:
-    """Of an engine that serves requests of known lengths."""
+    """An engine that serves requests of known lengths."""
     workload = WorkloadProfile(
         model="alpha",
         prompt_tokens_mean=prompt,
@@ -62,18 +62,18 @@ def served_s(running: int, batch_max: int, prompt: int, output: int) -> float:
     engine = make(StepTiming(ROW, noise, 1.0).step_s, kv=KV_TOKENS, batch_max=batch_max, chunk=CHUNK_TOKENS)  # type: ignore[arg-type]
     for number in range(1, running + 1):
         engine.add(0.0, run(str(number), prompt, 1 + number * output // running))
-    now_s, came_s, ends, number = 0.0, 0.0, [0.0], running
+    now_s, arrived_s, ends, number = 0.0, 0.0, [0.0], running
     while True:
         assert engine.next_due_s is not None
         now_s = max(now_s, engine.next_due_s)
-        if not came_s and len(ends) > 2 * running + 8:
-            now_s = came_s = ends[-1] + 0.5 * (ends[-1] - ends[-1 - running]) / running
+        if not arrived_s and len(ends) > 2 * running + 8:
+            now_s = arrived_s = ends[-1] + 0.5 * (ends[-1] - ends[-1 - running]) / running
             engine.advance(now_s)
             engine.add(now_s, run("0", prompt, output, arrival=number + 1))
         engine.advance(now_s)
         for each in engine.news():
             if each.done and each.run_id == "0":
-                return now_s - came_s
+                return now_s - arrived_s
             if each.done:
                 ends.append(now_s)
                 number += 1
@@ -90,7 +90,7 @@ def test_a_request_in_a_running_batch_ends_when_the_plan_says(running: int, prom
 
 
 def test_a_batch_with_more_requests_than_are_thought_to_fit_has_no_backlog() -> None:
-    """What runs is shorter than the model's requests on average: a seat is free when the next one ends, not when all but a batch have."""
+    """Running requests are shorter than the model's on average: a seat is free when the next one ends, not when all but a batch have."""
     few = replace(ROW, kv_capacity_tokens=round(100.5 * 1_200))
     estimates = estimates_of(few, prompt=1_000, output=200)
     fits = estimates.service_of_all(slot("a"), "alpha")

@@ -12,13 +12,13 @@ from qlm_planner.machine.events import LoadReported
 from qlm_planner.policy import Order
 from qlm_planner.shell.rpc import load_reported
 
-from .test_comparison_policies import joined, waiting_on, world_of
+from .test_comparison_policies import register, waiting_on, world_of
 from .world import World
 
 
 async def report(world: World, name: str, **figures: float) -> None:
     load = EngineLoad(kv_capacity_tokens=40_000, **figures)  # type: ignore[arg-type]
-    await world.tell(LoadReported(incarnation=world.agents[name][0], active_model="alpha", engine=load))
+    await world.deliver(LoadReported(incarnation=world.agents[name][0], active_model="alpha", engine=load))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ async def test_a_heartbeat_decides(order: Order, a: dict[str, float], b: dict[st
     """Prompts that wait in an engine, and KV that is not free: at 20 tokens a second the second server needs longer for it than the first
     one for its prompts; at 10,000 it does not."""
     world = world_of(order)
-    await joined(world, ("a", "b"))
+    await register(world, ("a", "b"))
     await report(world, "a", **a)
     await report(world, "b", **b)
     await world.submit("alpha")
@@ -45,7 +45,7 @@ async def test_a_heartbeat_decides(order: Order, a: dict[str, float], b: dict[st
 @pytest.mark.parametrize("order", [Order.SAL, Order.LEAST_KV])
 async def test_requests_are_spread_before_the_next_heartbeat(order: Order) -> None:
     world = world_of(order)
-    await joined(world)
+    await register(world)
     await world.submit("alpha", count=40)
     await world.settle()
     for _ in range(10):
@@ -56,7 +56,7 @@ async def test_requests_are_spread_before_the_next_heartbeat(order: Order) -> No
 
 async def test_pulled_prompts_count_until_the_next_heartbeat() -> None:
     world = world_of(Order.LEAST_KV)
-    await joined(world, ("a", "b"))
+    await register(world, ("a", "b"))
     for expected in ({"a": 1}, {"b": 1}, {"a": 1, "b": 1}):
         await world.submit("alpha")
         await world.settle()
@@ -72,9 +72,9 @@ async def test_pulled_prompts_count_until_the_next_heartbeat() -> None:
 
 async def test_a_model_swap_counts_as_waiting() -> None:
     world = world_of(Order.SAL)
-    await joined(world, ("a", "b"))
+    await register(world, ("a", "b"))
     await report(world, "a", prefill_left_tokens=1_000)
-    await world.tell(LoadReported(incarnation=world.agents["b"][0], active_model="beta"))
+    await world.deliver(LoadReported(incarnation=world.agents["b"][0], active_model="beta"))
     await world.submit("alpha")
     await world.settle()
     assert await waiting_on(world) == Counter(a=1)

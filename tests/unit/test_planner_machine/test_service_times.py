@@ -111,21 +111,21 @@ def rows_of(table: ClassTable, board: Board, name: str, crowd: float = 0.0) -> F
 def row_of(made: Estimates, slot: Slot, group: Group) -> dict[int, float]:
     """By the service of its class, and what the group adds."""
     key, mean_tokens = group.traits.key, group.waiting_prompt_tokens / group.waiting
-    told = made.class_of(slot, key, round(math.log(max(1.0, mean_tokens)) / PROMPT_STEP))
-    assert told is not None
-    served, prefill_s = told.service, told.hardware.prefill_work_s(mean_tokens, mean_tokens**2 + told.prompt_variance)
+    known = made.class_of(slot, key, round(math.log(max(1.0, mean_tokens)) / PROMPT_STEP))
+    assert known is not None
+    served, prefill_s = known.service, known.hardware.prefill_work_s(mean_tokens, mean_tokens**2 + known.prompt_variance)
     batch = min(served.batch, group.waiting)
     pace_s = served.step_base_s + batch * (served.sequence_s + served.prefill_work_s / served.output.mean)
     decode_s = 0.0 if key.slo_kind is SloKind.FIRST_TOKEN else served.output.mean * pace_s
     return {
         WORK: group.waiting * (prefill_s + served.output.mean * served.token_s),
         WORK_VARIANCE: group.waiting * served.output.variance * served.token_s**2,
-        OWN: told.hardware.prefill_s(0.0) + prefill_s + decode_s,
+        OWN: known.hardware.prefill_s(0.0) + prefill_s + decode_s,
         REQUESTS: group.waiting * weight_of(key.tenant_class) * group.due_share,
         DEADLINE: min(group.next_deadline_s - START_S, FAR_S),
         SPREAD: group.spread_s,
-        SWAP: told.hardware.swap_s(warm=key.model in slot.warm_models),
-        WARM: told.hardware.swap_s(warm=True),
+        SWAP: known.hardware.swap_s(warm=key.model in slot.warm_models),
+        WARM: known.hardware.swap_s(warm=True),
         MODEL: made.code(key.model),
         BAND: group.rank,
         COUNT: group.waiting,
@@ -163,7 +163,7 @@ def test_other_profiles_give_other_terms() -> None:
     assert plan_cost(board, table, START_S).completion_s > 1.3 * before.completion_s
 
 
-def test_what_is_kept_is_of_the_newest_profiles_and_of_the_group_as_it_is() -> None:
+def test_kept_rows_are_of_the_newest_profiles_and_of_the_group_as_it_is() -> None:
     """Held against a table that never knew anything else."""
     made, board = estimates(), random_board(2)
     slot, queue, table = board.slots["i-0"], board.queue_groups("i-0"), ClassTable(estimates=made)
@@ -200,7 +200,7 @@ def test_what_is_kept_is_of_the_newest_profiles_and_of_the_group_as_it_is() -> N
         found()
 
 
-def test_profiles_tell_once_of_an_instance_that_runs_otherwise() -> None:
+def test_profiles_report_an_instance_that_runs_otherwise_once() -> None:
     """Each change is a reason to look for another plan, but no reason at each snapshot that still shows it, nor the first that is read."""
     usual = profiles()
 
@@ -208,8 +208,8 @@ def test_profiles_tell_once_of_an_instance_that_runs_otherwise() -> None:
         return replace(usual, hardware=(*usual.hardware, replace(usual.hardware[0], instance="i-0", slowdown=slowdown)))
 
     made = Estimates(Policy())
-    told = [made.load(CATALOGUE, slowed(slowdown)) for slowdown in (2.0, 2.0, 2.2, 2.6, 2.6, 1.0)]
-    assert told == [False, False, False, True, False, True]
+    changed = [made.load(CATALOGUE, slowed(slowdown)) for slowdown in (2.0, 2.0, 2.2, 2.6, 2.6, 1.0)]
+    assert changed == [False, False, False, True, False, True]
 
 
 def test_plans_judged_together_cost_what_each_does_alone() -> None:
@@ -226,7 +226,7 @@ def test_plans_judged_together_cost_what_each_does_alone() -> None:
     assert (together[3].completion_s, together[3].total) == (0.0, 0.0)
 
 
-def test_who_shares_a_batch_is_less_certain_of_the_end() -> None:
+def test_sharing_a_batch_makes_the_end_less_certain() -> None:
     """A step of a larger batch is longer, and each request takes as many of them as its output has tokens."""
     board, table = random_board(3), ClassTable(estimates=estimates())
     alone, beside = rows_of(table, board, "i-0"), rows_of(table, board, "i-0", crowd=1_000.0)

@@ -50,16 +50,16 @@ async def test_one_job_at_a_time_and_a_replan_takes_the_place_of_a_repair() -> N
     repair = machine.changes.jobs.job
     assert repair is not None
     assert repair.stage is Stage.REPAIR
-    await world.tell(ReplanAsked(ask=1))
-    asked = machine.changes.jobs.job
-    assert asked is not None
-    assert asked.stage is Stage.REPLAN
+    await world.deliver(ReplanAsked(ask=1))
+    replan = machine.changes.jobs.job
+    assert replan is not None
+    assert replan.stage is Stage.REPLAN
     before = await world.queues()
-    await world.tell(Solved(job=repair.number, orders=reversed_orders(repair.draft), rule="stale"))
-    assert machine.changes.jobs.job is asked, "an answer to what nobody asks any more changes nothing"
+    await world.deliver(Solved(job=repair.number, orders=reversed_orders(repair.draft), rule="stale"))
+    assert machine.changes.jobs.job is replan, "an answer to a replaced job changes nothing"
     assert await world.queues() == before
     assert not [change for change in world.changes if change.replans]
-    await world.tell(answer(world.solves[-1]))
+    await world.deliver(answer(world.solves[-1]))
     assert [change.replans for change in world.changes if change.replans] != []
     assert machine.changes.jobs.job is None
 
@@ -79,7 +79,7 @@ async def test_the_present_plan_is_kept_without_a_gain() -> None:
         return Solved(job=job.job, orders=draft.draft.orders, rule="same")
 
     world.solver = same
-    await world.tell(ReplanAsked(ask=1))
+    await world.deliver(ReplanAsked(ask=1))
     assert {name: present[name] for name in lists[-1]} == lists[-1]
     assert (world.jobs[-1].outcome, world.jobs[-1].gain) == (Outcome.KEPT, 0.0)
     assert machine.board.order() == present
@@ -91,7 +91,7 @@ async def test_a_worse_plan_is_not_applied() -> None:
     await world.advance(1.0)
     before = await world.queues()
     world.solver = lambda job: Solved(job=job.job, orders=worst(job), rule="worst")
-    await world.tell(ReplanAsked(ask=1))
+    await world.deliver(ReplanAsked(ask=1))
     assert world.jobs[-1].outcome is Outcome.KEPT
     assert world.jobs[-1].gain < 0.0
     assert await world.queues() == before
@@ -112,19 +112,19 @@ async def test_failures_leave_the_plan_in_force_and_back_off() -> None:
     await world.lead()
     keys = [key for number in range(40) for key in await world.submit(("alpha", "beta")[number % 2], 1.0 + 0.1 * number)]
     await world.settle()
-    asked = len(world.solves)
+    before = len(world.solves)
     await world.advance(60.0)
-    assert len(world.solves) - asked <= 60.0 / POLICY.solve_retry_max_s + 7, "with longer and longer pauses"
+    assert len(world.solves) - before <= 60.0 / POLICY.solve_retry_max_s + 7, "with longer and longer pauses"
     assert world.jobs
     assert all(job.outcome is Outcome.FAILED and job.reason == "no such solver" for job in world.jobs)
     states = {await world.state(key) for key in keys}
     assert states == {"PLACED"}, "nothing is lost"
-    await world.tell(ReplanAsked(ask=1))
+    await world.deliver(ReplanAsked(ask=1))
     await world.advance(0.1)
-    assert any(change.replans == {1: 0} for change in world.changes), "who asks is told that nothing moved"
+    assert any(change.replans == {1: 0} for change in world.changes), "the answer is that nothing moved"
     world.solver = answer
     await world.advance(40.0)
-    assert world.jobs[-1].outcome is not Outcome.FAILED, "it is asked again"
+    assert world.jobs[-1].outcome is not Outcome.FAILED, "the solver runs again"
 
 
 async def test_an_answer_outlives_a_conflict() -> None:
@@ -152,7 +152,7 @@ async def test_an_answer_outlives_a_conflict() -> None:
             assert pulled
 
     world.before_chunk = spoil
-    await world.tell(ReplanAsked(ask=7))
+    await world.deliver(ReplanAsked(ask=7))
     await world.advance(1.0)
     assert any(7 in change.replans for change in world.changes)
     assert any(isinstance(call, ApplyChunk) for call in world.calls)

@@ -1,4 +1,4 @@
-"""The board as a problem of the solver, and its orders back on a board that went on meanwhile."""
+"""The board as a problem of the solver, and its orders back on a board that changed meanwhile."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_board_as_a_problem(seed: int) -> None:
     assert problem.spread_s.any()
 
 
-def test_what_cannot_be_served_has_no_finite_work() -> None:
+def test_an_unservable_group_has_no_finite_work() -> None:
     board, made = random_board(1), estimates()
     for name in ("i-0", "i-2"):
         slot = board.slots[name]
@@ -94,14 +94,14 @@ def reversed_orders(found: Draft) -> Orders:
     return Orders.of([[*queue[:1], *reversed(queue[1:])] for queue in found.orders.lists()])
 
 
-def test_groups_that_left_are_left_out_and_those_that_came_are_kept() -> None:
+def test_ended_groups_are_left_out_and_new_ones_are_kept() -> None:
     board, made = random_board(4), estimates()
     found = draft(board, made, ClassTable(estimates=made), START_S)
     assert found is not None
-    gone, came = board.queues["i-0"][2], replace(board.groups[board.queues["i-1"][3]], group_id="g1-900")
+    gone, new = board.queues["i-0"][2], replace(board.groups[board.queues["i-1"][3]], group_id="g1-900")
     board.groups[gone].waiting = 0
     board.queues["i-0"].remove(gone)
-    board.groups["g1-900"] = came
+    board.groups["g1-900"] = new
     board.queues["i-1"].insert(2, "g1-900")
     target = reconciled(board, found, reversed_orders(found))
     assert sorted(group_id for queue in target.values() for group_id in queue) == sorted(
@@ -133,7 +133,7 @@ def test_an_instance_that_lost_a_model_meanwhile_is_given_nothing() -> None:
     assert {name: target[name] for name in ("i-0", "i-1")} == {name: board.queues[name] for name in ("i-0", "i-1")}
 
 
-def test_a_head_that_came_to_its_place_meanwhile_stays_there() -> None:
+def test_a_head_that_moved_up_meanwhile_stays_there() -> None:
     board, made = random_board(4), estimates()
     found = draft(board, made, ClassTable(estimates=made), START_S)
     assert found is not None

@@ -44,7 +44,7 @@ async def order_of_service(world: World, instance: str) -> list[RequestKey]:
 
 
 async def agree(world: World) -> None:
-    """What the machine knows is what the queue has."""
+    """The machine knows the state of the queue."""
     machine = world.machine
     assert machine is not None
     overview = await world.queue.overview()
@@ -87,8 +87,8 @@ async def test_a_group_that_moved_to_a_smaller_batch_is_split() -> None:
     await agree(world)
 
 
-async def test_what_is_split_off_stands_behind_its_group_at_once() -> None:
-    """The board tells it before the next look at the queue does."""
+async def test_the_part_split_off_stands_behind_its_group_at_once() -> None:
+    """The board states it before the next look at the queue does."""
     world = World()
     await world.join("a")
     machine = await world.lead()
@@ -104,8 +104,8 @@ async def test_what_is_split_off_stands_behind_its_group_at_once() -> None:
     assert [group.waiting_prompt_tokens for group in (source, into)] == [tokens - 40, 40]
 
 
-async def test_a_group_that_grew_by_what_came_back_is_split() -> None:
-    """Others took the room of what ran, and then that gave way."""
+async def test_a_group_that_grew_by_returned_requests_is_split() -> None:
+    """Others took the room of the running ones, which then return."""
     world = World()
     await world.join("a")
     machine = await world.lead()
@@ -131,7 +131,7 @@ async def test_a_group_that_grew_by_what_came_back_is_split() -> None:
     await agree(world)
 
 
-async def test_what_is_pulled_while_a_group_is_split_stays_with_its_agent() -> None:
+async def test_requests_pulled_during_a_split_stay_with_their_agent() -> None:
     world = World()
     await world.join("a")
     machine = await world.lead()

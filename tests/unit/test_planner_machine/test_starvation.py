@@ -49,7 +49,7 @@ def board_of(made: list[tuple[str, float, float, str, int]]) -> Board:
 
 @given(st.lists(groups, max_size=12), st.sampled_from([frozenset[str](), frozenset({GREEDY})]))
 @settings(max_examples=100)
-def test_who_waited_too_long_comes_first_and_who_had_too_much_last(
+def test_aged_groups_are_first_and_groups_above_their_share_last(
     made: list[tuple[str, float, float, str, int]], above: frozenset[str]
 ) -> None:
     board = board_of(made)
@@ -72,7 +72,7 @@ def test_who_waited_too_long_comes_first_and_who_had_too_much_last(
 
 @pytest.mark.parametrize(("slo_s", "waited_s", "tier"), [(60.0, 134.0, USUAL), (60.0, 136.0, AGED), (math.inf, 1e9, USUAL)])
 def test_when_a_group_has_waited_too_long(slo_s: float, waited_s: float, tier: int) -> None:
-    """3 - 0.75 SLOs after its first request came; but not while its tenant has more than its share."""
+    """3 - 0.75 SLOs after its first request arrived; but not while its tenant has more than its share."""
     assert MARGIN_SLOS == 0.75
     each: Group = group(1, "alpha", slo_s - waited_s, slo_s=slo_s)
     assert tier_of(each, (), POLICY, START_S) == tier

@@ -165,7 +165,7 @@ def test_a_long_pause_between_two_looks_is_not_taken_as_served() -> None:
     assert sum(part.all_s for part in shares._parts) == INTERVAL_MAX_S
 
 
-async def test_who_has_had_too_much_waits_behind_and_comes_back() -> None:
+async def test_a_tenant_above_its_share_waits_behind_and_returns() -> None:
     world = World(Policy(lease_ttl_s=LEASE_S, tenants=Tenants(named=(GREEDY,)), share_window_s=6.0))
     await world.join("a")
     machine = await world.lead()
@@ -186,7 +186,7 @@ async def test_who_has_had_too_much_waits_behind_and_comes_back() -> None:
     await world.submit("beta", 100.0, tenant="greedy")
     await world.settle()
     assert [group.tier for group in machine.board.queue_groups("a")] == [USUAL, BEHIND, BEHIND]
-    # What it ran has ended, and others ran meanwhile.
+    # Its running requests have ended, and others ran meanwhile.
     await world.complete("a", pulled)
     await world.pull("a", "alpha", 5)
     await world.advance(8.0)

@@ -1,4 +1,4 @@
-"""The machine alone, by hand: what it is told (>), and what it wants (<)."""
+"""The machine alone, by hand: its events (>), and its effects (<)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def snapshot(
     )
 
 
-def tell(effect: Effect) -> str:
+def describe(effect: Effect) -> str:
     match effect:
         case Place(groups=groups, requests=requests):
             where = " ".join(f"{group.group_id}@{group.instance}<{group.before or 'end'}" for group in groups)
@@ -145,7 +145,7 @@ class Script:
 
     def at(self, after_s: float, event: Event) -> list[str]:
         self.last = self.machine.step(START_S + after_s, event)
-        return [tell(effect) for effect in self.last]
+        return [describe(effect) for effect in self.last]
 
     def rest(self, after_s: float) -> list[str]:
         """Ticks until nothing more is due: the waits are published in pieces."""
@@ -167,7 +167,7 @@ def test_a_leader_rebuilds_then_reads() -> None:
         "plan v4",
     ]
     assert "PublishWaits" in script.rest(0.2)
-    # The page is placed while the next page is read; g8-1 was opened by the leader before and is joined.
+    # The page is placed while the next page is read; g8-1 was opened by the leader before and takes it.
     assert script.at(0.3, UnplacedRead(arrivals=(arrival(20), arrival(21)), read_to="21-0")) == [
         "place 2: g8-1@a<end",
         "unplaced after 21-0",
@@ -177,7 +177,7 @@ def test_a_leader_rebuilds_then_reads() -> None:
     assert script.at(0.4, PlaceAnswered(call=place, done=(True, True))) == ["plan v4"]
     assert script.at(0.5, UnplacedRead(arrivals=(), read_to="")) == ["arrivals"]
     assert script.machine.caught_up
-    # What the scan has found is not taken a second time.
+    # Requests of the scan are not taken a second time.
     assert script.at(0.6, ArrivalsRead(arrivals=(arrival(21), arrival(22)))) == ["place 1: g8-1@a<end", "arrivals"]
 
 
@@ -273,7 +273,7 @@ def test_calls_that_fail_are_repeated_after_a_pause() -> None:
     assert isinstance(place, Place)
     assert script.at(0.2, CallFailed(call=place)) == []
     assert script.machine.wake_s == START_S + 0.2 + 0.05
-    # The placement as it was, and only then an overview: it tells what became of both.
+    # The placement as it was, and only then an overview: it states the outcome of both.
     assert script.at(0.25, Tick()) == ["place 1: g9-1@a<end"]
     assert script.at(0.3, PlaceAnswered(call=place, done=(True,))) == ["overview", "plan v4"]
 

@@ -1,4 +1,4 @@
-"""What makes the planner look for a whole new order: each cause by itself, on a board that is otherwise at rest."""
+"""Causes for the planner to look for a whole new order: each by itself, on a board that is otherwise at rest."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def drains(world: World) -> None:
 async def drifts(world: World) -> None:
     snapshot = profiles(version=1)
     slow = replace(snapshot.hardware[0], instance="a", slowdown=2.0, samples=100, prior_share=0.1)
-    await world.tell(ProfilesRead(catalogue=CATALOGUE, profiles=replace(snapshot, hardware=(*snapshot.hardware, slow))))
+    await world.deliver(ProfilesRead(catalogue=CATALOGUE, profiles=replace(snapshot, hardware=(*snapshot.hardware, slow))))
 
 
 async def is_late(world: World) -> None:

@@ -1,7 +1,7 @@
 """A queue in memory, a virtual clock and one planner machine: what the planner's tests drive.
 
 Calls of the machine are carried out at once, one after the other; blocking reads are answered when there is something to read. `faults`
-makes calls fail before or after they happened. `solver` answers its jobs at once, or (None) later, by whoever tells the machine.
+makes calls fail before or after they happened. `solver` answers its jobs at once, or (None) later, by an event that the test delivers.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class World:
 
     def __init__(self, policy: Policy | None = None, snapshot: ProfileSnapshot | None = None) -> None:
         self.now_s = START_S
-        # What happened is known at once, as far as tests go that do not let time pass.
+        # Events are known at once, in tests that do not let time pass.
         self.policy = replace(policy or Policy(lease_ttl_s=LEASE_S), events_gap_s=0.0)
         self.snapshot = snapshot or profiles()
         self.queue = MemoryQueue("test", Bounds(), lambda: self.now_s)
@@ -209,10 +209,10 @@ class World:
         self.machine = PlannerMachine(self.policy, self.lease.fence, self.now_s)
         self._waiting.clear()
         self._events.clear()
-        await self.tell(ProfilesRead(catalogue=CATALOGUE, profiles=self.snapshot))
+        await self.deliver(ProfilesRead(catalogue=CATALOGUE, profiles=self.snapshot))
         return self.machine
 
-    async def tell(self, event: Event) -> None:
+    async def deliver(self, event: Event) -> None:
         """Steps the machine, and carries out what it wants until only blocking reads are left."""
         self._events.append(event)
         await self.settle()
@@ -244,11 +244,11 @@ class World:
             wake_s = self.machine.wake_s
             if wake_s >= end_s:
                 self.now_s = end_s
-                await self.tell(Tick())
+                await self.deliver(Tick())
                 return
             assert wake_s >= self.now_s or not self.machine.ready, "it wants to be woken in the past"
             self.now_s = max(self.now_s, wake_s)
-            await self.tell(Tick())
+            await self.deliver(Tick())
         raise AssertionError("the machine wakes too often")
 
     def _step(self, event: Event) -> None:
@@ -288,7 +288,7 @@ class World:
         self._waiting.remove(call)
         self._events.append(CallFailed(call=call) if fault else event)
 
-    # What became of it ------------------------------------------------------------------------------------------------
+    # Outcome ----------------------------------------------------------------------------------------------------------
 
     async def queues(self) -> dict[str, list[str]]:
         """Models of the groups on each virtual queue, as the queue has them."""
