@@ -127,7 +127,7 @@ def test_an_insertion_leaves_nobody_out_and_costs_no_more_than_the_best_place(pr
 
 @given(problem=problems(), seed=st.integers(0, 100))
 @SOME
-def test_what_is_broken_is_mended(problem: Problem, seed: int) -> None:
+def test_broken_orders_are_mended(problem: Problem, seed: int) -> None:
     """Orders from before: bands mixed, groups where they cannot be served any more, groups that are on no queue yet."""
     chance = np.random.default_rng(seed)
     turn = chance.permutation(problem.groups)[: problem.groups - seed % 2]
@@ -155,7 +155,7 @@ def test_a_late_request_of_a_heavy_tenant_counts_as_much_as_its_weight() -> None
 
 
 def test_tail_models_are_coupled_with_a_frequent_one() -> None:
-    """QLM section 8.1: a model that is asked for now and then shares an instance with a frequent one; nobody else swaps."""
+    """QLM section 8.1: a model that is requested now and then shares an instance with a frequent one; nobody else swaps."""
     frequent, tail = 24, 6
     model = [number % 2 for number in range(frequent)] + [2] * tail
     problem = by_hand(
@@ -173,7 +173,7 @@ def test_tail_models_are_coupled_with_a_frequent_one() -> None:
     assert any(model[group] != 2 for group in with_tail[0])
 
 
-def test_a_head_gives_way_only_for_a_gain() -> None:
+def test_a_head_is_displaced_only_for_a_gain() -> None:
     """A request of another model that would be late behind it."""
     problem = by_hand(model=[0, 1], work_s=[[50.0, 5.0]], deadline_s=[1e4, 60.0], kind=[0], active=[0], swap_s=20.0, count=1.0)
     served = replace(problem, head=np.array([0], dtype=np.int32))

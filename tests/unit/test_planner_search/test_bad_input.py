@@ -77,7 +77,7 @@ def test_orders_that_do_not_fit_are_refused(orders: list[list[int]]) -> None:
         improve(two(), Orders.of(orders), moves=10, seed=1)
 
 
-def test_a_cost_is_not_told_of_a_group_where_it_cannot_be_served() -> None:
+def test_a_group_has_no_cost_where_it_cannot_be_served() -> None:
     problem = replace(two(), work_s=np.array([[10.0, math.inf]]))
     with pytest.raises(ProblemError, match="cannot serve"):
         evaluate(problem, Orders.of([[0], [1]]))

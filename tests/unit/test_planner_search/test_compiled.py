@@ -38,8 +38,8 @@ def test_a_changed_source_has_another_folder(package: Path, tmp_path: Path, monk
     assert len({sources_digest(package), before.name}) == 2
 
 
-def test_what_others_may_write_is_not_used(tmp_path: Path) -> None:
-    """What lies there is executed."""
+def test_a_folder_others_may_write_is_not_used(tmp_path: Path) -> None:
+    """Its files are executed."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -89,7 +89,7 @@ with alone(Path(sys.argv[1])) as held:
 
 
 def test_one_process_at_a_time_compiles(tmp_path: Path) -> None:
-    """Who holds the folder and dies gives it back."""
+    """A holder of the folder that dies gives it back."""
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
@@ -100,7 +100,7 @@ def test_one_process_at_a_time_compiles(tmp_path: Path) -> None:
         assert held
 
 
-def test_what_is_there_is_loaded_without_waiting_for_a_holder_that_was_stopped() -> None:
+def test_complete_parts_are_loaded_without_waiting_for_a_stopped_holder() -> None:
     warm_up()
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(FOLDER)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
@@ -111,7 +111,7 @@ def test_what_is_there_is_loaded_without_waiting_for_a_holder_that_was_stopped()
     assert loaded.returncode == 0
 
 
-def test_what_lacks_a_part_is_not_complete(tmp_path: Path) -> None:
+def test_a_folder_that_lacks_a_part_is_not_complete(tmp_path: Path) -> None:
     assert not complete(tmp_path)
     assert not complete(None)
     mark_complete(tmp_path)

@@ -82,7 +82,7 @@ def test_the_objective_as_printed_ignores_deadlines() -> None:
 @given(problem=problems(groups_max=5, queues_max=2))
 @settings(max_examples=20)
 def test_the_least_sum_of_completions_is_that_of_all_orders(problem: Problem) -> None:
-    """What runs may end late, give way, or be of a model that nobody asks for."""
+    """A batch may end late, be evicted, or be of a model that nobody requests."""
     problem = replace(problem, band=np.zeros_like(problem.band))
     found = printed_optimum(problem)
     assert valid(problem, found.solved.orders.lists())
@@ -128,7 +128,7 @@ def test_a_model_that_is_missed_stays_where_another_instance_is_as_good() -> Non
 
 
 def uncertain(seed: int) -> Problem:
-    """Four groups, of which only how long they take is uncertain, and what runs gives way to nobody."""
+    """Four groups, of which only the duration is uncertain, and no batch is evicted."""
     problem = small(seed)
     clear_cost = np.full(problem.queues, np.inf)
     return replace(problem, work_variance=(0.3 * problem.work_s) ** 2, own_variance=(0.2 * problem.own_s) ** 2, clear_cost=clear_cost)
@@ -179,9 +179,9 @@ def test_quantiles_and_samples_are_those_of_the_times() -> None:
         mean, deviation = getattr(problem, f"{times}_s"), np.sqrt(getattr(problem, f"{times}_variance"))
         below = (mean + deviation * draws <= getattr(high, f"{times}_s")).mean(axis=0)
         assert below == pytest.approx(0.9, abs=0.01)
-        told = np.stack([getattr(each, f"{times}_s") for each in samples])
-        assert told.mean() == pytest.approx(mean.mean(), rel=0.1)
-        assert told.std(axis=0) == pytest.approx(deviation, rel=0.3)
+        drawn = np.stack([getattr(each, f"{times}_s") for each in samples])
+        assert drawn.mean() == pytest.approx(mean.mean(), rel=0.1)
+        assert drawn.std(axis=0) == pytest.approx(deviation, rel=0.3)
 
 
 def test_samples_are_those_of_their_seed() -> None:
@@ -191,7 +191,7 @@ def test_samples_are_those_of_their_seed() -> None:
     assert not any((left.work_s == right.work_s).any() for left, right in zip(one, other, strict=True))
 
 
-def test_what_a_kind_cannot_serve_takes_for_ever_in_every_sample() -> None:
+def test_an_unservable_group_takes_for_ever_in_every_sample() -> None:
     """Planners say so of all its times."""
     problem = two_kinds()
     never = np.array([[False, True, False], [False, False, True]])
@@ -214,13 +214,13 @@ def test_too_large_a_program_is_not_built() -> None:
         solve_exactly(small(1, groups=60, queues=6))
 
 
-def test_a_missing_solver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_solver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qlm_planner.exact.backends.glpsol", lambda: None)
     with pytest.raises(SolverMissing, match="glpsol"):
         solve_exactly(small(1), Settings(solver=Solver.GLPK))
 
 
-def test_a_failing_solver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_solver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qlm_planner.exact.backends.glpsol", lambda: "/bin/false")
     with pytest.raises((SolverFailed, SolverMissing)):
         solve_exactly(small(1), Settings(solver=Solver.GLPK))
@@ -246,18 +246,18 @@ def test_a_gap_is_a_share_of_what_was_found() -> None:
 
 
 def test_a_bound_is_never_above_the_optimum() -> None:
-    """GLPK tells none where it stops at its gap."""
-    told = []
+    """GLPK reports none where it stops at its gap."""
+    ratios = []
     for seed in range(1, 7):
         problem = small(seed, groups=5)
         found = solve_exactly(problem, Settings(solver=Solver.GLPK, gap=0.5))
         assert found.bound <= cheapest(problem) * (1.0 + 1e-6)
-        told.append(found.objective / cheapest(problem))
-    assert max(told) > 1.01, "not all were solved to the end"
+        ratios.append(found.objective / cheapest(problem))
+    assert max(ratios) > 1.01, "not all were solved to the end"
 
 
 @pytest.mark.parametrize("solver", list(Solver))
-def test_what_nobody_proves_in_time_is_not_called_proven(solver: Solver) -> None:
+def test_orders_unproven_in_time_are_not_called_proven(solver: Solver) -> None:
     """A market split: how to halve the sums of several rows at once is found in no time to within a little, and proven in days."""
     import pyomo.environ as pyo  # late: it takes a second
 
@@ -291,7 +291,7 @@ def test_a_level_is_a_quantile_above_the_median(level: float) -> None:
         at_quantile(small(1), level)
 
 
-# What a job of the solver makes of it ------------------------------------------------------------------------------------
+# Jobs of the solver ------------------------------------------------------------------------------------------------------
 
 
 def polished(problem: Problem, *, moves: int = 0) -> Solve:
@@ -324,13 +324,13 @@ def test_exact_orders_of_the_means_are_left_where_uncertainty_makes_them_dearer(
     assert found.rule.endswith(f"; {Choice.EXACT_HIGHS}: optimal")
 
 
-def test_the_solver_that_was_chosen_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chosen_solver_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qlm_planner.exact.backends.glpsol", lambda: None)
     assert "glpsol" in answered(polished(small(5)), Choice.EXACT_GLPK).rule
     assert "glpsol" not in answered(polished(small(5)), Choice.EXACT_HIGHS).rule
 
 
-def test_more_groups_than_can_be_proven_are_not_asked_for() -> None:
-    for groups, asked in ((10, True), (11, False)):
+def test_more_groups_than_can_be_proven_are_not_tried() -> None:
+    for groups, tried in ((10, True), (11, False)):
         found = answered(polished(small(1, groups=groups, queues=1), moves=500), Choice.EXACT_HIGHS)
-        assert (str(Choice.EXACT_HIGHS) in found.rule) is asked
+        assert (str(Choice.EXACT_HIGHS) in found.rule) is tried

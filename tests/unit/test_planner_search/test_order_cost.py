@@ -31,7 +31,7 @@ def walked(problem: Problem, orders: Orders) -> float:
 @given(problem=problems(), seed=st.integers(0, 1_000), busy=st.booleans())
 @settings(max_examples=60)
 def test_the_walk_of_the_search_costs_the_same(problem: Problem, seed: int, busy: bool) -> None:
-    """Any order, with engines that may give way."""
+    """Any order, with engines that may evict."""
     chance = np.random.default_rng(seed)
     if busy:
         clear_cost = chance.choice([0.0, 50.0, 5_000.0], problem.queues)
@@ -63,7 +63,7 @@ def test_an_active_model_that_leaves_costs_what_it_misses() -> None:
     ("deadline_s", "clear_cost", "evicts"),
     [(50.0, 300.0, True), (1e4, 300.0, False), (15.0, 300.0, True), (15.0, 2_000.0, False), (50.0, 20_000.0, False)],
 )
-def test_what_runs_is_evicted_only_where_the_head_wins_more_than_that_costs(deadline_s: float, clear_cost: float, evicts: bool) -> None:
+def test_a_batch_is_evicted_only_where_the_head_wins_more_than_that_costs(deadline_s: float, clear_cost: float, evicts: bool) -> None:
     problem = by_hand(model=[0], work_s=[[5.0]], deadline_s=[deadline_s], kind=[0], active=[1], models=2, swap_s=20.0)
     problem = replace(problem, drain_lead_s=np.array([100.0]), clear_cost=np.array([clear_cost]))
     cost = evaluate(problem, Orders.of([[0]]))
@@ -128,7 +128,7 @@ def test_the_cheapest_orders_cost_what_cp_sat_proves(seed: int, groups: int, que
     swap_s = 25
     problem = by_hand(model=model, work_s=[work_s], deadline_s=deadline_s, kind=[0] * queues, active=active, swap_s=swap_s, models=models)
     problem = replace(problem, count=np.array(count, dtype=np.float64))
-    told = {
+    described = {
         "model": model,
         "count": count,
         "work_s": work_s,
@@ -137,5 +137,5 @@ def test_the_cheapest_orders_cost_what_cp_sat_proves(seed: int, groups: int, que
         "active": active,
         "work_weight": 10,
     }
-    ran = subprocess.run([sys.executable, ORACLE], input=json.dumps(told), capture_output=True, text=True, timeout=100, check=True)
+    ran = subprocess.run([sys.executable, ORACLE], input=json.dumps(described), capture_output=True, text=True, timeout=100, check=True)
     assert solve(problem, moves=40_000, seed=seed).cost.total == pytest.approx(json.loads(ran.stdout)["cost"], rel=1e-6, abs=1.0)
