@@ -45,11 +45,11 @@ def order(policy: EnginePolicy, *waiting: SequenceView, running: tuple[SequenceV
 # LARRY, section 4.1 ---------------------------------------------------------------------------------------------------
 
 
-def test_of_equal_prompts_the_longest_waiting_is_first() -> None:
+def test_the_longest_waiting_of_equal_prompts_is_first() -> None:
     assert order(Larry(), view(1, waited_s=1.0), view(2, waited_s=3.0), view(3, waited_s=2.0)) == ["2", "3", "1"]
 
 
-def test_of_equal_waits_the_smallest_prompt_is_first() -> None:
+def test_the_smallest_prompt_of_equal_waits_is_first() -> None:
     assert order(Larry(), view(1, 1600), view(2, 160), view(3, 800)) == ["2", "3", "1"]
 
 

@@ -49,7 +49,7 @@ def _steps(
     requests: list[_Request],
     *,
     slowdown: Callable[[], float] = lambda: 1.0,
-    told: Callable[[str, float, _Request], None] = lambda _kind, _at_s, _request: None,
+    report: Callable[[str, float, _Request], None] = lambda _kind, _at_s, _request: None,
 ) -> None:
     """Serves the requests in order; fills in when each started (its prefill) and ended."""
     now_s, arrivals, waiting, batch = 0.0, deque(requests), deque[_Request](), list[_Request]()
@@ -63,9 +63,9 @@ def _steps(
             request.prefill_left = request.prompt
             held += request.prompt
             batch.append(request)
-            told("pulled", now_s, request)
+            report("pulled", now_s, request)
         decoding = [each for each in batch if not each.prefill_left]
-        joined, budget = list[_Request](), CHUNK_TOKENS
+        prefilled, budget = list[_Request](), CHUNK_TOKENS
         for request in batch:
             if request.prefill_left and budget:
                 if request.prefill_left == request.prompt:
@@ -74,7 +74,7 @@ def _steps(
                 budget -= chunk
                 request.prefill_left -= chunk
                 if not request.prefill_left:
-                    joined.append(request)
+                    prefilled.append(request)
         ms = row.prefill_ms_per_token * (CHUNK_TOKENS - budget)
         if decoding:
             context = sum(each.prompt + each.produced for each in decoding)
@@ -82,14 +82,14 @@ def _steps(
         else:
             ms += row.prefill_base_ms
         now_s += ms / 1e3 * slowdown()
-        for request in joined:
+        for request in prefilled:
             request.first_token_s = now_s
-        for request in (*decoding, *joined):
+        for request in (*decoding, *prefilled):
             request.produced += 1
             if request.produced == request.output:
                 request.ended_s = now_s
                 batch.remove(request)
-                told("completed", now_s, request)
+                report("completed", now_s, request)
 
 
 def _requests(count: int, seed: int, *, spread: float, rate_per_s: float = 0.0) -> list[_Request]:
@@ -161,7 +161,7 @@ def test_a_batch_that_fills_up_waits_less_than_a_full_one(beside: int) -> None:
     starts: list[float] = []
     for seed in range(4):
         rng = random.Random(seed)
-        # What is left of one that runs: a part, any is as likely, of an output drawn by its length.
+        # The rest of a running output: a part, any is as likely, of one drawn by its length.
         left = [max(1, round(rng.random() * rng.gammavariate(shape + 1.0, scale))) for _ in range(beside)]
         requests = [_Request(number, 0.0, 1, tokens) for number, tokens in enumerate(left)]
         requests += [_Request(beside + number, 0.0, 500, max(1, round(rng.gammavariate(shape, scale)))) for number in range(200)]
@@ -240,7 +240,7 @@ def test_a_bias_is_learned_whatever_the_work_is(bias: float, prompt: int, output
 
 
 @pytest.mark.parametrize("bias", [1.15])
-def test_what_long_outputs_hold_is_no_slowness(bias: float) -> None:
+def test_the_kv_of_long_outputs_is_no_slowness(bias: float) -> None:
     """One of forty makes 6,000 tokens, the others 50 or so: the long ones hold most of the KV that each step reads, more and more of it."""
     requests = _requests(1_500, 17, spread=0.77, rate_per_s=4.0)
     for request in requests:
@@ -251,7 +251,7 @@ def test_what_long_outputs_hold_is_no_slowness(bias: float) -> None:
 
 
 def _learned(key: tuple[str, int, str], requests: list[_Request], bias: float) -> HardwareProfile:
-    """What the estimator's machine learns of an instance with that bias that serves the requests."""
+    """The row that the estimator's machine learns of an instance with that bias."""
     time_scale, rng = 20.0, random.Random(11)
     row = replace(ROWS[key], prefill_ms_per_token_squared=0.0)
     instance = InstanceFacts(
@@ -263,7 +263,7 @@ def _learned(key: tuple[str, int, str], requests: list[_Request], bias: float) -
     machine.step(began_s, QueueSeen(last_event=(int(began_s * 1e3), 0), instances=(instance,), running={}, groups=groups))
     serial = 0
 
-    def told(kind: str, at_s: float, request: _Request) -> None:
+    def report(kind: str, at_s: float, request: _Request) -> None:
         nonlocal serial
         serial += 1
         event_s = began_s + at_s / time_scale
@@ -285,7 +285,7 @@ def _learned(key: tuple[str, int, str], requests: list[_Request], bias: float) -
             ),
         )
 
-    _steps(row, requests, slowdown=lambda: bias * rng.lognormvariate(0, 0.05), told=told)
+    _steps(row, requests, slowdown=lambda: bias * rng.lognormvariate(0, 0.05), report=report)
     machine.step(began_s + 1e6, Tick())
     learned = [row for row in machine.snapshot.hardware if row.instance]
     assert [(row.instance, row.model) for row in learned] == [("i", key[2])]

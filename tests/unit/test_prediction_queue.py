@@ -104,7 +104,7 @@ def test_more_requests_ahead_never_shorten_a_wait(parts: list[tuple[int, str]], 
     fewer = _times(*groups, _group(1, "chat"), running=running)[-1]
     grown = [replace(groups[0], waiting=groups[0].waiting + more, waiting_prompt_tokens=groups[0].waiting_prompt_tokens + 500 * more)]
     later = _times(*grown, *groups[1:], _group(1, "chat"), running=running)[-1]
-    # What is in flight when the group starts is a mixture of the groups ahead, so the order holds up to that mixture.
+    # The batch in flight when the group starts is a mixture of the groups ahead, so the order holds up to that mixture.
     assert later.wait.mean >= fewer.wait.mean - 1.0
 
 
@@ -141,8 +141,8 @@ def test_a_swap_on_an_idle_instance_takes_the_whole_load() -> None:
 
 def test_a_model_that_leaves_the_gpu_returns_from_host_memory() -> None:
     view = QueueView(instance=A100, active_model="chat", running=0, groups=(_group(1, "big"), _group(1)), warm_models=("big",))
-    told = replace(view, warm_models=("big", "chat"))
-    assert [time.wait for time in group_times(view, CATALOGUE, SHIPPED)] == [time.wait for time in group_times(told, CATALOGUE, SHIPPED)]
+    both = replace(view, warm_models=("big", "chat"))
+    assert [time.wait for time in group_times(view, CATALOGUE, SHIPPED)] == [time.wait for time in group_times(both, CATALOGUE, SHIPPED)]
 
 
 def test_nothing_starts_before_a_load_under_way_has_ended() -> None:
@@ -180,7 +180,7 @@ def test_a_swap_waits_for_running_requests_behind_whom_others_of_their_model_com
     assert behind.wait.mean == pytest.approx(straight.wait.mean, rel=0.01)
 
 
-def test_what_running_requests_have_left_can_be_told() -> None:
+def test_the_rest_of_running_outputs_can_be_given() -> None:
     view = QueueView(instance=A100, active_model="chat", running=256, groups=(_group(300),))
     known = replace(view, running_output_left=Normal(1_500.0, 10.0))
     assert group_times(known, CATALOGUE, SHIPPED)[0].last_wait.mean > group_times(view, CATALOGUE, SHIPPED)[0].last_wait.mean
@@ -262,7 +262,7 @@ def test_a_group_that_cannot_be_predicted_spoils_its_own_queue_only() -> None:
 
 @pytest.mark.parametrize(("slo_class", "token_class", "mean"), [("8s", "1024", 40.0), ("64s", "1024", 900.0), ("64s", "128", 200.0)])
 def test_outputs_are_those_of_the_own_class(slo_class: str, token_class: str, mean: float) -> None:
-    """As if they were told: of the SLO class and the token class of the group."""
+    """As if they were given: of the SLO class and the token class of the group."""
     row = WorkloadProfile(
         model="chat",
         prompt_tokens_mean=500.0,
@@ -277,8 +277,8 @@ def test_outputs_are_those_of_the_own_class(slo_class: str, token_class: str, me
     ]
     profiles = replace(SHIPPED, workload=tuple(rows))
     group = replace(_group(1), slo_class=slo_class, token_class=token_class)
-    (found,), (told,) = (
+    (found,), (given,) = (
         group_times(QueueView(instance=A100, active_model="chat", running=0, groups=(each,)), CATALOGUE, profiles)
         for each in (group, replace(group, output_tokens=Normal(mean, 100.0**2)))
     )
-    assert found.decode.mean == pytest.approx(told.decode.mean)
+    assert found.decode.mean == pytest.approx(given.decode.mean)

@@ -111,7 +111,7 @@ def test_waits_behind_cached_prompts_are_far_too_long_for_whole_ones() -> None:
 
 
 def _alike(output: float) -> tuple[Arrival, ...]:
-    """Of prompts of 2,400 tokens 1,008 are the same."""
+    """Prompts of 2,400 tokens share 1,008."""
     own = _requests(2_400.0 - SHARED_PREFIX, output)
     return tuple(replace(each, prompt_tokens=each.prompt_tokens + SHARED_PREFIX) for each in own)
 

@@ -110,7 +110,7 @@ def test_one_late_request_is_not_traded_for_another() -> None:
     # It has 70 s for its last 60: with the head's 2 s and its own prefill it makes it, with 20 s for the head it does not.
     assert evicts(waits(due_s=5.0, service_s=2.0), runs("a", due_s=70.0)) == ["a"]
     assert evicts(waits(due_s=25.0, service_s=20.0), runs("a", due_s=70.0)) == []
-    # Who is late in any case has nothing to lose, nor who has answered already.
+    # A request late in any case has nothing to lose, nor has an answered one.
     assert evicts(waits(due_s=5.0), runs("a", due_s=50.0)) == ["a"]
     assert evicts(waits(due_s=25.0, service_s=20.0), runs("a", due_s=70.0, answered=True)) == ["a"]
 
@@ -122,7 +122,7 @@ def test_a_head_that_is_late_in_any_case_takes_no_place_in_its_own_band() -> Non
         assert evicts(head, runs("own"), runs("later", band=1)) == ["later"]
 
 
-def test_of_those_alike_the_one_with_least_work() -> None:
+def test_the_one_with_least_work_of_those_alike() -> None:
     # 3,000 and 3,600 s are alike, 100 s is not.
     assert evicts(waits(), runs("big", due_s=3_600.0, tokens=4_000), runs("small", due_s=3_000.0), runs("near", due_s=100.0)) == ["small"]
 
@@ -272,7 +272,7 @@ def test_no_more_victims_than_make_room_for_the_head(head: Contender, batch: lis
 
 @given(heads, batches, rooms)
 def test_a_victim_never_evicts_the_request_in_its_place(head: Contender, batch: list[Occupant], room: Room) -> None:
-    """No turn-taking: seen from the one that gave way, the head's request is the more urgent."""
+    """No turn-taking: seen from the victim, the head's request is the more urgent."""
     by_id = {occupant.run_id: occupant for occupant in batch}
     served = Occupant(run_id="head", urgency=head.urgency, left_s=600.0, kv_tokens=head.kv_tokens, context_tokens=0)
     for victim in make_room(NOW_S, head, batch, room, GPU, RULE):
@@ -281,7 +281,7 @@ def test_a_victim_never_evicts_the_request_in_its_place(head: Contender, batch: 
         assert make_room(NOW_S, contender, [served], Room(seats=0, kv_tokens=0), GPU, RULE) == ()
 
 
-# What costs less (figure 4) -------------------------------------------------------------------------------------------
+# The cheaper method (figure 4) ----------------------------------------------------------------------------------------
 
 
 def way_of(tokens: int, row: HardwareProfile, host_kv_tokens: int = 1_000_000) -> EvictionMethod:
@@ -325,7 +325,7 @@ def test_the_choice_changes_where_the_lines_cross() -> None:
         (with_fixed(kv_swap_base_ms=0.0, prefill_base_ms=12.0, kv_swap_us=80.0), (0.0, 50.0), "KV swap up to 50 tokens, above evict ("),
     ],
 )
-def test_what_is_said_is_what_is_chosen(row: HardwareProfile, pays: tuple[float, float], said: str) -> None:
+def test_the_text_names_the_chosen_method(row: HardwareProfile, pays: tuple[float, float], said: str) -> None:
     first, last = offload_pays(row)
     assert (first, last) == pytest.approx(pays, rel=1e-4)
     assert said in choice_text(row, 5_000)

@@ -26,7 +26,7 @@ class Clock:
 
 
 class CountingQueue(MemoryQueue):
-    """Counts renewals, and is away or broken when told so."""
+    """Counts renewals, and is away or broken on demand."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__("q", Bounds(), clock)
@@ -119,7 +119,7 @@ async def test_a_server_that_is_away_does_not_lose_a_lease(queue: CountingQueue)
     ],
     ids=["no answer in time", "refused at once", "no answer, a short lease", "refused, renewed late"],
 )
-async def test_what_is_not_answered_in_time_is_asked_again_within_the_lease(
+async def test_a_failed_renewal_is_repeated_within_the_lease(
     clock: Clock, ttl_s: float, renew_s: float, failed_after_s: float, wanted: list[float]
 ) -> None:
     """A failed renewal and the next one have their time before the lease is over."""
@@ -156,14 +156,14 @@ async def test_what_is_not_answered_in_time_is_asked_again_within_the_lease(
 
 
 @pytest.mark.parametrize(
-    ("asleep_s", "under_way_s", "told"),
+    ("asleep_s", "under_way_s", "fields"),
     [
         (4.5, 0.1, {"woke_late_s": 3.5, "answered_after_s": 0.1, "renewed_before_s": 4.6}),
         (1.0, 3.5, {"woke_late_s": 0.0, "answered_after_s": 3.5, "renewed_before_s": 4.5}),
     ],
     ids=["this process did not run", "the server answered late"],
 )
-async def test_a_loss_says_where_the_time_went(clock: Clock, asleep_s: float, under_way_s: float, told: dict[str, float]) -> None:
+async def test_a_loss_reports_where_time_passed(clock: Clock, asleep_s: float, under_way_s: float, fields: dict[str, float]) -> None:
     class SlowQueue(MemoryQueue):
         async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
             clock.now_s += under_way_s
@@ -184,7 +184,7 @@ async def test_a_loss_says_where_the_time_went(clock: Clock, asleep_s: float, un
     await keeper.stop()
     (line,) = lines
     assert line["event"] == "lease_lost"
-    assert {name: line[name] for name in told} == told
+    assert {name: line[name] for name in fields} == fields
 
 
 async def test_a_bug_in_renewing_is_loss_and_is_raised_at_the_stop(queue: CountingQueue) -> None:

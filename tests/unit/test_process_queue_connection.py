@@ -67,13 +67,13 @@ class Server:
         self.ahead_s = 1000.0
         self.trip_s = 0.0
         self.away = False
-        self.asked = 0
+        self.requests = 0
 
     def monotonic(self) -> float:
         return self.local_s
 
     async def server_time_s(self) -> float:
-        self.asked += 1
+        self.requests += 1
         if self.away:
             raise Unavailable("away")
         answer_s = self.local_s + self.ahead_s
@@ -112,9 +112,9 @@ async def test_it_goes_on_while_the_server_is_away_and_starts_only_with_it() -> 
     server.away = False
     await clock.start()
     server.away = True
-    asked = server.asked
+    before = server.requests
     async with asyncio.timeout(30):
-        while server.asked < asked + 3:
+        while server.requests < before + 3:
             await asyncio.sleep(0)
     assert clock.now_s() == 1100.0
     await clock.stop()

@@ -174,7 +174,7 @@ def dead_pid() -> int:
     return child.pid
 
 
-def test_what_is_written_is_read_and_removed(tmp_path: Path) -> None:
+def test_a_written_state_is_read_and_removed(tmp_path: Path) -> None:
     file = ClusterStateFile(tmp_path)
     file.write(STATE)
     assert file.read() == STATE

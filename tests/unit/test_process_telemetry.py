@@ -54,11 +54,11 @@ def test_json_lines_carry_service_instance_trace_and_traceback(root_logger: logg
     assert root_logger.level == logging.INFO
 
 
-def test_what_is_told_of_another_instance_stays(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_name_of_another_instance_stays(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(TelemetrySettings(log_format="json"), "estimator", "estimator-0")
     structlog.get_logger().warning("hardware_drift", instance="a100-0")
-    told = json.loads(capsys.readouterr().err)
-    assert (told["service"], told["instance"]) == ("estimator", "a100-0")
+    line = json.loads(capsys.readouterr().err)
+    assert (line["service"], line["instance"]) == ("estimator", "a100-0")
 
 
 def test_console_lines_are_text(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +138,7 @@ def test_spans_after_the_fact_are_as_those_of_the_tracer() -> None:
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-def test_a_late_span_tells_at_its_end_what_became_of_it(monkeypatch: pytest.MonkeyPatch, disabled: bool) -> None:
+def test_a_late_span_reports_its_outcome_at_its_end(monkeypatch: pytest.MonkeyPatch, disabled: bool) -> None:
     if disabled:
         monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     provider, exporter = recording()
@@ -159,7 +159,7 @@ def test_a_late_span_tells_at_its_end_what_became_of_it(monkeypatch: pytest.Monk
     assert began_ns <= found.start_time <= found.end_time <= time.time_ns()
 
 
-def test_what_is_not_sampled_is_not_recorded_after_the_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsampled_span_is_not_recorded_after_the_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     provider, exporter = recording()
     unsampled = context_of("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
     span = record_span(provider.get_tracer("test"), "qlm.pull", unsampled, 1.0, 2.0)

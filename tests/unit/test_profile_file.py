@@ -168,7 +168,7 @@ def test_damaged_files_are_refused_by_name(text: str, message: str) -> None:
 
 
 def test_a_file_of_the_shipped_table_is_taken_as_measured() -> None:
-    """What `qlm profile` writes."""
+    """A file of `qlm profile`."""
     document = {
         "sources": {"here": {"from": "here", "licence": "ours", "what": "a run"}},
         "profiles": [

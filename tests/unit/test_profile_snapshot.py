@@ -60,7 +60,7 @@ def test_slowdown_stretches_work_and_not_loads() -> None:
 
 
 @given(st.floats(1.0, 1e5), st.floats(0.3, 8.0), st.floats(1.0, 1e4))
-def test_what_runs_alone_say_is_the_row_without_its_prior(prior_s: float, factor: float, predicted_s: float) -> None:
+def test_runs_alone_give_the_row_without_its_prior(prior_s: float, factor: float, predicted_s: float) -> None:
     """slowdown = (measured + prior) / (predicted + prior), as docs/reference/profiles.md has it."""
     learned = replace(
         _row(),

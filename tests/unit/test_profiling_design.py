@@ -1,4 +1,4 @@
-"""The experiment of `qlm profile` fits into any engine, and varies what it has to tell apart."""
+"""The experiment of `qlm profile` fits into any engine, and varies what it has to distinguish."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_everything_fits(limits: EngineLimits, extent: Extent) -> None:
 
 
 @given(LIMITS, EXTENTS)
-def test_base_sequences_and_context_can_be_told_apart(limits: EngineLimits, extent: Extent) -> None:
+def test_base_sequences_and_context_can_be_distinguished(limits: EngineLimits, extent: Extent) -> None:
     plan = design(limits, extent)
     assert len({batch.sequences for batch in plan.batches}) >= 2
     assert len({batch.prompt_tokens for batch in plan.batches}) >= 2

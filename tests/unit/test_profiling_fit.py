@@ -21,7 +21,7 @@ DECODE = ("decode_a_ms", "decode_b_ms_per_seq", "decode_c_ms_per_context_token")
 
 
 def measured(seed: int = 0, *, noise: float = 0.05, row: HardwareProfile = ROW) -> Measurements:
-    """What an engine with this profile and this noise on each step, load and transfer would give."""
+    """Measurements of an engine with this profile and this noise on each step, load and transfer."""
     random = np.random.default_rng(seed)
 
     def noisy(seconds: float, steps: int = 1) -> float:
@@ -82,7 +82,7 @@ def test_intervals_hold_what_they_should() -> None:
         assert held >= 0.95 * len(seeds) - 3.0 * math.sqrt(0.95 * 0.05 * len(seeds)), name
 
 
-def test_what_is_attempted_again_tells_of_recomputing_and_not_of_prefills() -> None:
+def test_resumed_prefills_measure_recomputing_and_not_prefills() -> None:
     """An engine whose recomputed token costs 90 us beside the base of a prefill, where one of a prompt costs 75."""
     found = measured(noise=0.0)
     found.prefills = [each for each in found.prefills if not each.resumed]
@@ -164,7 +164,7 @@ def test_a_row_says_what_was_measured_and_fills_the_rest_with_what_was_believed(
     assert replace(read, origin=ORIGIN_MEASURED) == model.row
 
 
-def test_sizes_are_those_that_the_engine_tells() -> None:
+def test_sizes_are_those_that_the_engine_reports() -> None:
     """Not those of the facts, which know nothing of how its weights are stored."""
     found = measured()
     sizes = []

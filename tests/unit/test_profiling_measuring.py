@@ -1,4 +1,4 @@
-"""What is read out of the runs of a profiling experiment: worked out by hand for an engine whose steps are known."""
+"""Figures from the runs of a profiling experiment: worked out by hand for an engine whose steps are known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEP_S = 0.1
 
 
 def run_of(first_s: float, tokens: int, *, prompt_tokens: int = 100, every: int = 1, slower_from_s: float = 1e9) -> ProfiledRun:
-    """A run that made a token each STEP_S, told at every so many of them and at the end; twice as long each from a time on."""
+    """A run that made a token each STEP_S, reported at every so many of them and at the end; twice as long each from a time on."""
     run = ProfiledRun(
         run_id=f"at {first_s}", prompt_tokens=prompt_tokens, output_tokens=tokens, prompt=TokenPrompt(ids=[7] * prompt_tokens)
     )
@@ -42,11 +42,11 @@ def test_steps_are_counted_while_all_of_a_batch_decode(scale: float) -> None:
         made += 3.0 * window.steps
 
 
-def test_an_engine_that_tells_seldom_is_read_between_its_tellings() -> None:
+def test_an_engine_that_reports_seldom_is_read_between_its_reports() -> None:
     (window,) = windows_of([run_of(begins_s, 30, every=30) for begins_s in (1.0, 1.1, 1.2)], 1.0)
     assert window.seconds / window.steps == pytest.approx(STEP_S, rel=0.01)
     assert window.steps == pytest.approx(27.0, rel=0.01)
 
 
-def test_those_of_a_batch_that_never_decoded_together_tell_nothing() -> None:
+def test_runs_that_never_decoded_together_measure_nothing() -> None:
     assert windows_of([run_of(1.0, 5), run_of(3.0, 5)], 1.0) == []

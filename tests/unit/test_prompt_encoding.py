@@ -28,8 +28,8 @@ def id_of(path: str, token: str) -> int:
     return found
 
 
-def render(template: str, asked: ChatPrompt) -> str:
-    return ChatTemplate({"default": template}, {"bos_token": "<s>"}, now=lambda: datetime(2026, 2, 3)).render(asked)  # noqa: DTZ001
+def render(template: str, prompt: ChatPrompt) -> str:
+    return ChatTemplate({"default": template}, {"bos_token": "<s>"}, now=lambda: datetime(2026, 2, 3)).render(prompt)  # noqa: DTZ001
 
 
 @pytest.fixture(params=TOKENIZERS)
@@ -190,8 +190,8 @@ def test_templates_and_special_tokens_that_cannot_be_read_are_named(tmp_path: Pa
 
 def test_a_model_without_a_template_has_its_chats_as_plain_lines(tmp_path: Path) -> None:
     path = write_model(tmp_path, "bytes", "")
-    asked = ChatPrompt(messages=({"role": "user", "content": "fox", "name": "n"},), variables={"tools": []})
+    prompt = ChatPrompt(messages=({"role": "user", "content": "fox", "name": "n"},), variables={"tools": []})
     text = '{"tools": []}\n<|user|>fox{"name": "n"}\n<|assistant|>'
     tokenizer = Tokenizer.from_file(path)
     tokenizer.no_truncation()
-    assert PromptEncoder(path).encode_chat(asked) == tokenizer.encode(text).ids
+    assert PromptEncoder(path).encode_chat(prompt) == tokenizer.encode(text).ids

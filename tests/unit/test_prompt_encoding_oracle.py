@@ -18,7 +18,7 @@ from qlm_core.vocabulary.errors import InvalidRequest
 from qlm_process.text.prompt_encoding import PromptEncoder
 
 CHATS = int(os.environ.get("QLM_TEST_CHATS", "10"))
-"""Of each template and tokenizer."""
+"""For each template and tokenizer."""
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,7 @@ def test_a_mix_is_kept_for_engines_that_were_not_read_again() -> None:
     assert reader.request_rows(views, _group("chat", 1)) == pytest.approx(before)
 
 
-# What runs ------------------------------------------------------------------------------------------------------------
+# The running batch ----------------------------------------------------------------------------------------------------
 
 
 def _waits(view: QueueView) -> GroupTime:
@@ -147,8 +147,8 @@ def test_a_swap_waits_for_what_is_left_of_those_that_run(running: list[tuple[str
     dice = np.random.default_rng(3)
     runners: list[RunningView] = []
     steps, ms = np.zeros(2_000), np.zeros(2_000)
-    for name, count, told in running:
-        produced = tuple(told[len(told) * number // count] for number in range(count))
+    for name, count, tokens in running:
+        produced = tuple(tokens[len(tokens) * number // count] for number in range(count))
         runners.append(RunningView(slo_class="", token_class=name, count=count, produced_tokens=produced, prompt_tokens=count * prompt))
         output = lengths[name]
         for made in produced:
@@ -193,10 +193,10 @@ def test_prefills_and_transfers_of_what_runs_are_waited_for() -> None:
     assert _waits(after).wait.mean - _waits(before).wait.mean == pytest.approx(work_s), "before another model comes"
 
 
-def test_those_who_are_not_told_of_count_as_any() -> None:
-    told = QueueView(instance=A100, active_model="chat", running=200, groups=(_group("chat", 300),))
-    partly = replace(told, runners=(RunningView(slo_class="", token_class="", count=80),))
-    assert _waits(partly).last_wait.mean == pytest.approx(_waits(told).last_wait.mean)
+def test_unreported_requests_count_as_any() -> None:
+    unreported = QueueView(instance=A100, active_model="chat", running=200, groups=(_group("chat", 300),))
+    partly = replace(unreported, runners=(RunningView(slo_class="", token_class="", count=80),))
+    assert _waits(partly).last_wait.mean == pytest.approx(_waits(unreported).last_wait.mean)
 
 
 def test_a_batch_with_free_seats_makes_nobody_wait_for_one() -> None:
@@ -209,7 +209,7 @@ def test_a_batch_with_free_seats_makes_nobody_wait_for_one() -> None:
     assert time.last_wait.variance == 0.0
 
 
-def test_few_who_come_while_one_decodes_lengthen_it_by_their_number() -> None:
+def test_few_arrivals_while_one_decodes_lengthen_it_by_their_number() -> None:
     view = QueueView(instance=A100, active_model="chat", running=0, groups=(_group("chat", 1),))
     alone_s = _waits(view).decode.mean
     longer_s = [_waits(replace(view, arrivals_per_s=number / alone_s)).decode.mean - alone_s for number in (0.25, 0.5, 0.95)]
@@ -217,7 +217,7 @@ def test_few_who_come_while_one_decodes_lengthen_it_by_their_number() -> None:
     assert longer_s[1:] == pytest.approx([2.0 * longer_s[0], 3.8 * longer_s[0]], rel=0.05)
 
 
-def test_who_is_expected_to_come_lengthens_decoding_and_no_wait() -> None:
+def test_expected_arrivals_lengthen_decoding_and_no_wait() -> None:
     view = QueueView(instance=A100, active_model="chat", running=100, groups=(_group("chat", 20),))
     quiet, busy = _waits(view), _waits(replace(view, arrivals_per_s=8.0))
     assert busy.wait == quiet.wait
@@ -259,7 +259,7 @@ def mix_of(count: Floats, output: Floats) -> tuple[ServiceColumns, BatchMix]:
 
 
 def in_flight_s(count: Floats, output: Floats) -> Floats:
-    """What one request of each class adds to the decode work that a full batch holds."""
+    """The decode work that one request of each class adds to that of a full batch."""
     served, mix = mix_of(count, output)
     whole = mixed(served, np.zeros(len(count), dtype=np.int64), mix)
     found: Floats = whole.batch_left_s / whole.batch
@@ -278,7 +278,7 @@ def test_many_long_requests_make_the_batch_smaller() -> None:
     assert many.batch[0] < 0.5 * few.batch[0]
 
 
-def test_what_long_requests_have_in_flight_is_on_every_seat() -> None:
+def test_the_work_of_long_requests_is_on_every_seat() -> None:
     """They are seldom among the last that fill a batch, and there all the time."""
     count = np.array([5_000.0, 10.0])
     short, long = in_flight_s(count, np.array([50.0, 50.0])), in_flight_s(count, np.array([50.0, 5_000.0]))

@@ -1,4 +1,4 @@
-"""What an agent tells the queue of its runs, and how it is read."""
+"""An agent's report of its runs to the queue, and how it is read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def held(number: int, group_id: str) -> HeldRun:
     return read_pulled(pulled, text_output=False, pulled_s=2.0, engine_clock_s=0.0)
 
 
-def test_runs_are_told_by_group() -> None:
+def test_runs_are_reported_by_group() -> None:
     runs, of = RunTable(), {}
     for number, (group_id, produced, started) in enumerate([("x", 40, True), ("x", 0, False), ("y", 9, True), ("y", 5, True)], start=1):
         each = run(number, produced=produced, started=started)
@@ -78,11 +78,11 @@ def test_runs_are_told_by_group() -> None:
     away, ended = runs.all()[2:]
     runs.move(away, RunPhase.OFFLOADED)
     runs.move(ended, RunPhase.ENDED)
-    told = running_report(runs, of, now_s=5.0, token_s=0.5)
-    assert told is not None
-    assert (told.at_s, told.token_s) == (5.0, 0.5)
+    report = running_report(runs, of, now_s=5.0, token_s=0.5)
+    assert report is not None
+    assert (report.at_s, report.token_s) == (5.0, 0.5)
     assert runs.prefill_left_tokens == 20
-    assert told.groups == {
+    assert report.groups == {
         "x": GroupRuns(output_tokens=(40, 0), prompt_tokens=30, prefill_left_tokens=20),
         "y": GroupRuns(output_tokens=(9,), prompt_tokens=30, offloaded_tokens=39),
     }
@@ -91,7 +91,7 @@ def test_runs_are_told_by_group() -> None:
     assert running_report(runs, of, now_s=5.0, token_s=0.5) is None
 
 
-def test_what_is_told_is_read() -> None:
+def test_a_report_is_read_as_written() -> None:
     body = to_body(FACTS, REPORTED)
     assert from_body(body) == REPORTED
     assert instance_wire.from_body(body) == FACTS
@@ -111,7 +111,7 @@ def test_what_is_told_is_read() -> None:
         {"running": [instance_pb2.RunningGroup(group_id="g", output_tokens=[1] * (RUNS_MAX + 1))]},
     ],
 )
-def test_what_makes_no_sense_is_not_taken(fields: dict[str, object]) -> None:
+def test_nonsense_is_not_taken(fields: dict[str, object]) -> None:
     message = instance_pb2.Instance.FromString(to_body(FACTS, REPORTED))
     for name, value in fields.items():
         if isinstance(value, list):
@@ -126,9 +126,9 @@ def test_what_makes_no_sense_is_not_taken(fields: dict[str, object]) -> None:
 def test_with_lookahead_those_without_output_still_wait(lookahead: bool, produced: list[int], unstarted: float) -> None:
     """Ten tokens later, with two that were pulled since the report."""
     view = RunningView(slo_class="", token_class="", count=5, lookahead=lookahead)
-    told = with_reported_outputs(view, [REPORTED.groups["1-1"], None], 10)
-    assert sorted(told.produced_tokens) == produced
-    assert told.unstarted(30.0) == unstarted
+    found = with_reported_outputs(view, [REPORTED.groups["1-1"], None], 10)
+    assert sorted(found.produced_tokens) == produced
+    assert found.unstarted(30.0) == unstarted
 
 
 # When a request that runs now will end --------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def request(*, waiting: int = 1, output_tokens_max: float = math.inf, model: str
 
 
 @pytest.mark.parametrize("made", [1, 40, 200, 420])
-def test_what_was_made_counts(made: int) -> None:
+def test_output_so_far_counts(made: int) -> None:
     """Not what is left of the mean: one that has made twice that still has some to make. Against draws of outputs that were longer."""
     output = SHIPPED.workload_for("m", "64s", "1024").output_tokens
     drawn = np.random.default_rng(3).gamma(output.mean**2 / output.variance, output.variance / output.mean, 400_000)

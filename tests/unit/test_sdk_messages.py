@@ -27,7 +27,7 @@ def test_prompts() -> None:
     assert message([]).WhichOneof("prompt") == "tokens"
 
 
-def test_what_is_not_said_is_absent() -> None:
+def test_unset_fields_are_absent() -> None:
     plain = message()
     assert not plain.HasField("sampling")
     assert not plain.HasField("slo")
@@ -57,20 +57,20 @@ def test_log_probabilities_are_one_a_token(top: int) -> None:
 
 
 def test_every_figure_of_a_prediction_is_read() -> None:
-    told: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "wait_p50_s": 1.0, "wait_p90_s": 2.0, "completion_p50_s": 3.0, "completion_p90_s": 4.0, "requests_ahead": 5, "profile_version": 6,
         "probability_late": 0.0,
     }  # fmt: skip
-    accepted = gateway_pb2.Accepted(state=request_pb2.REQUEST_STATE_ACCEPTED, prediction=prediction_pb2.Prediction(**told))
-    assert accepted_value(accepted).prediction == Prediction(**told)
+    accepted = gateway_pb2.Accepted(state=request_pb2.REQUEST_STATE_ACCEPTED, prediction=prediction_pb2.Prediction(**figures))
+    assert accepted_value(accepted).prediction == Prediction(**figures)
     accepted.prediction.ClearField("probability_late")
-    assert accepted_value(accepted).prediction == Prediction(**{**told, "probability_late": None})
-    outlook = gateway_pb2.Outlook(state=request_pb2.REQUEST_STATE_PLACED, prediction=prediction_pb2.Prediction(**told))
-    assert outlook_value(outlook) == Outlook(state=RequestState.PLACED, prediction=Prediction(**told))
+    assert accepted_value(accepted).prediction == Prediction(**{**figures, "probability_late": None})
+    outlook = gateway_pb2.Outlook(state=request_pb2.REQUEST_STATE_PLACED, prediction=prediction_pb2.Prediction(**figures))
+    assert outlook_value(outlook) == Outlook(state=RequestState.PLACED, prediction=Prediction(**figures))
     assert outlook_value(gateway_pb2.Outlook(state=request_pb2.REQUEST_STATE_PLACED)).prediction is None
 
 
-def test_what_a_request_has_not_reached_is_none_and_no_zero() -> None:
+def test_unreached_figures_are_none_and_no_zero() -> None:
     status = gateway_pb2.RequestStatus(state=request_pb2.REQUEST_STATE_PLACED, requests_ahead=0)
     seen = queue_status_value(gateway_pb2.QueueStatusResponse(request=status)).request
     assert seen is not None

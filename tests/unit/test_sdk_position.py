@@ -1,4 +1,4 @@
-"""What a client takes of a stream: each token once and in order, whatever the connection does."""
+"""A client's reading of a stream: each token once and in order, whatever the connection does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_chunks_in_order_are_taken() -> None:
     assert position.next == 6
 
 
-def test_known_chunks_are_dropped_and_others_are_asked_for_again() -> None:
+def test_known_chunks_are_dropped_and_others_are_requested_again() -> None:
     position = StreamPosition(5)
     assert position.on_chunk(3, 2) is ChunkFate.DROP
     assert position.on_chunk(0, 1) is ChunkFate.DROP

@@ -11,7 +11,7 @@ def run(schedule: Schedule, until_s: float = 1_000.0) -> None:
         pass
 
 
-def test_events_of_one_time_happen_in_the_order_they_were_asked_for() -> None:
+def test_events_of_one_time_happen_in_the_order_they_were_scheduled() -> None:
     schedule = Schedule(100.0)
     seen: list[str] = []
     schedule.after(2.0, lambda: seen.append("later"))
@@ -55,7 +55,7 @@ def test_a_frozen_process_hears_everything_afterwards_in_order() -> None:
     assert seen == ["a", "b", "c"]
 
 
-def test_what_was_meant_for_an_earlier_life_is_lost() -> None:
+def test_an_event_for_an_earlier_life_is_lost() -> None:
     schedule = Schedule(0.0)
     process = Process(schedule, "p")
     process.begin()

@@ -1,4 +1,4 @@
-"""What the simulated engine answers to each kind of prompt, and what it refuses."""
+"""Answers of the simulated engine to each kind of prompt, and its refusals."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def test_limits_cut() -> None:
         (ask(TokenPrompt(ids=(1, LENGTH_TOKEN_BASE + 1)), produced=bytes(8)), "not the beginning"),
     ],
 )
-def test_what_the_model_cannot_answer_is_refused_with_the_reason(request_: EngineRequest, why: str) -> None:
+def test_an_unanswerable_request_is_refused_with_the_reason(request_: EngineRequest, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         answer_to(request_, SPEC)

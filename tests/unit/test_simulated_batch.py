@@ -50,7 +50,7 @@ def test_prefill_in_chunks_beside_decoding() -> None:
     batch.advance(1.0)
     batch.add(1.0, run("2", 250, 5))
     batch.advance(4.0)
-    chunks = [asked[2] for asked in steps.asked]
+    chunks = [step[2] for step in steps.asked]
     assert chunks[:4] == [[(0, 50)], [], [(0, 100)], [(100, 100)]]  # the step that was under way at 1.0 goes on without it
     batch.advance(5.0)
     assert "2[0:1]" in told(batch.progress())
@@ -71,7 +71,7 @@ def test_kv_shortage_preempts_the_latest_and_recomputes_it() -> None:
     assert ends["1"].done
     assert ends["2"].done
     assert (ends["2"].start, ends["2"].end) == (2, 30)
-    recomputed = [asked for asked in steps.asked if asked[2] and asked[2][0][1] > 31]
+    recomputed = [step for step in steps.asked if step[2] and step[2][0][1] > 31]
     assert recomputed  # the prompt and what had been produced
     assert batch.kv.used == 0
 
@@ -169,7 +169,7 @@ def test_as_many_are_preempted_as_make_room() -> None:
     assert "4[0:1]" in told(batch.progress())
 
 
-def test_a_policy_sees_how_often_a_run_gave_way() -> None:
+def test_a_policy_sees_how_often_a_run_was_preempted() -> None:
     batch = make(batch_max=1, policy=UrgencyFirst(preemptions_max=2))
     batch.add(0.0, run("9", 10, 40, priority=1))
     for number in range(4):
@@ -280,7 +280,7 @@ def test_shortcuts_agree_with_touching_every_run_in_every_step(seed: int) -> Non
     number = 0
     for second in range(400):
         late: list[RunState] = []
-        busy = batch.running + batch.waiting > 0  # then a step is under way, and who comes now is seen by the next
+        busy = batch.running + batch.waiting > 0  # then a step is under way, and an arrival now is seen by the next
         for _ in range(dice.choice([0, 0, 1, 2]) if second < 150 else 0):
             number += 1
             prompt, target = dice.randint(1, 200), dice.randint(1, 120)

@@ -41,7 +41,7 @@ def request(run_id: str, *, model: str = "a", number: int = 1, tokens: int = 20,
 
 
 class World:
-    """A core, its time, and all that it told."""
+    """A core, its time, and all that it reported."""
 
     def __init__(self, core: SimulatedCore) -> None:
         self.core = core
@@ -154,7 +154,7 @@ def test_a_late_step_makes_the_same_as_many_early_ones() -> None:
     assert outcomes[0] == outcomes[1]
 
 
-def test_a_pause_tells_at_once_what_was_made_by_then() -> None:
+def test_a_pause_reports_the_output_so_far_at_once() -> None:
     core = make(tell_every_s=1e9)
     world = World(core)
     world.load("a", Tier.ACTIVE)
@@ -183,9 +183,9 @@ def test_an_offload_takes_the_profiles_time_and_then_frees_the_kv(world: World) 
     assert ended.took_s == pytest.approx(expected_s, rel=0.3)
     assert world.core.stats().kv_used_tokens < 3 * BLOCK_TOKENS
     assert world.core.stats().host_kv_used_tokens == pytest.approx(4000, abs=20)
-    told = len(world.tokens["big"])
+    before = len(world.tokens["big"])
     world.to(world.now_s + 1.0)
-    assert len(world.tokens["big"]) == told, "an offloaded run made output"
+    assert len(world.tokens["big"]) == before, "an offloaded run made output"
     assert len(world.tokens["small"]) > tokens + 20 * TOKEN_BYTES, "the others stood still"
 
 
@@ -215,22 +215,22 @@ def test_a_model_is_busy_while_kv_is_on_its_way(world: World) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "edf", "fastserve"])
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_is_asked_in_any_order_output_is_exact_and_nothing_leaks(seed: int, policy: str) -> None:
+def test_output_is_exact_and_nothing_leaks_in_any_order_of_calls(seed: int, policy: str) -> None:
     dice = random.Random(seed)
     kv_bytes = PROFILE.kv_bytes_per_token / 1e9
     world = World(make(engine_policy(policy, {}), kv_capacity_tokens=1600, batch_max=6, host_kv_gb=dice.choice([400, 2000]) * kv_bytes))
-    asked: dict[str, tuple[str, list[int]]] = {}
+    added: dict[str, tuple[str, list[int]]] = {}
     aborted: set[str] = set()
     world.load("a", Tier.ACTIVE)
     for number in range(300):
         world.to(world.now_s + dice.expovariate(10.0))
-        live = sorted(run_id for run_id in asked if run_id not in aborted and not (run_id in world.last and world.last[run_id].finish))
+        live = sorted(run_id for run_id in added if run_id not in aborted and not (run_id in world.last and world.last[run_id].finish))
         some = dice.sample(live, min(len(live), dice.randint(1, 3)))
         match dice.choices(["add", "offload", "restore", "abort", "load", "pause", "resume"], [6, 4, 5, 1, 1, 0.3, 1])[0]:
             case "add":
                 model, tokens, answer = world.core.stats().active_model, dice.randint(1, 300), dice.randint(1, 200)
                 if model and world.core.tier(model) is Tier.ACTIVE:
-                    asked[str(number)] = (model, prompt(number, tokens, answer))
+                    added[str(number)] = (model, prompt(number, tokens, answer))
                     world.core.add(world.now_s, request(str(number), model=model, number=number, tokens=tokens, answer=answer))
             case "offload":
                 world.core.offload(world.now_s, some)
@@ -253,9 +253,9 @@ def test_whatever_is_asked_in_any_order_output_is_exact_and_nothing_leaks(seed: 
         for model in MODELS:
             world.end_all()
             world.load(model, Tier.ACTIVE)
-            world.core.restore(world.now_s, sorted(asked))
+            world.core.restore(world.now_s, sorted(added))
             world.end_all()
-    for run_id, (model, ids) in asked.items():
+    for run_id, (model, ids) in added.items():
         expected = answer_tokens(prompt_digest(model, ids), 0, ids[-1] - LENGTH_TOKEN_BASE, 32_000)
         if run_id in aborted:
             assert expected.startswith(world.tokens.get(run_id, b""))

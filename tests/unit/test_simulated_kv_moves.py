@@ -90,7 +90,7 @@ class TurnsAt(FirstComeFirstServed):
         return 5.0 if now_s < 5.0 else None
 
 
-def test_a_policy_is_asked_again_though_no_step_goes_on() -> None:
+def test_a_policy_is_called_again_though_no_step_goes_on() -> None:
     batch = make(kv=6 * BLOCK_TOKENS, policy=TurnsAt())
     batch.add(0.0, run("1", 60, 20))
     batch.advance(1.0)

@@ -51,7 +51,7 @@ def test_shared_budget_is_less_one_token_of_each_decode() -> None:
     batch.advance(1.0)
     batch.add(1.0, run("3", 250, 2))
     batch.advance(4.5)
-    assert [asked[2] for asked in steps.asked[2:5]] == [[(0, 98)], [(98, 98)], [(196, 54)]]
+    assert [step[2] for step in steps.asked[2:5]] == [[(0, 98)], [(98, 98)], [(196, 54)]]
 
 
 def test_a_shared_budget_below_the_seats_still_lets_prefills_advance() -> None:
@@ -68,7 +68,7 @@ def test_whole_prompts_are_not_cut_and_join_only_where_all_fit() -> None:
     for name, prompt in {"1": 60, "2": 50, "3": 30, "4": 500}.items():
         batch.add(0.0, run(name, prompt, 9))
     batch.advance(3.5)
-    assert [asked[2] for asked in steps.asked[:3]] == [[(0, 60)], [(0, 50), (0, 30)], [(0, 500)]]
+    assert [step[2] for step in steps.asked[:3]] == [[(0, 60)], [(0, 50), (0, 30)], [(0, 500)]]
 
 
 # Stages ---------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,6 @@ def test_a_frame_has_a_longest_length() -> None:
 
 
 @pytest.mark.parametrize("head", [b"{", b"[]", b"\xff"])
-def test_what_is_no_object_is_refused(head: bytes) -> None:
+def test_a_head_that_is_no_object_is_refused(head: bytes) -> None:
     with pytest.raises(BrokenFrame):
         FrameReader().feed(struct.pack("<II", len(head), 0) + head)

@@ -70,7 +70,7 @@ class Host:
                 await asyncio.sleep(0.001)
 
     def check(self) -> None:
-        """Of the GPU only the active model has any; host memory has no more than its budget."""
+        """Only the active model has GPU memory; host memory has no more than its budget."""
         assert self.gpu.total_bytes - self.gpu.free_bytes == (WEIGHTS + KV if self.placement.active else 0)
         assert self.gpu.pinned_bytes <= self.budget_bytes
 
@@ -174,7 +174,7 @@ async def test_weights_that_are_not_there_are_named(make: Make) -> None:
     host.check()
 
 
-async def test_what_the_active_model_left_in_host_memory_makes_room_for_another(make: Make) -> None:
+async def test_weights_that_the_active_model_left_in_host_memory_make_room(make: Make) -> None:
     host = make(2.5)
     await host.load(("a", Tier.ACTIVE), ("b", Tier.ACTIVE), ("a", Tier.ACTIVE))
     assert host.gpu.pinned_bytes == 2 * WEIGHTS  # that of the active one is kept for its next sleep
@@ -195,14 +195,14 @@ async def test_a_sleep_that_keeps_the_memory_ends_the_process(make: Make) -> Non
     host.check()
 
 
-async def test_a_wake_that_fails_is_told_and_the_model_starts_cold(make: Make) -> None:
+async def test_a_wake_that_fails_is_reported_and_the_model_starts_cold(make: Make) -> None:
     host = make(2.5)
     await host.load(("a", Tier.ACTIVE), ("b", Tier.ACTIVE))
     host.gpu.wake_fails = 1
     with capture_logs() as logs:
         await host.load(("a", Tier.ACTIVE))
-    told = next(log for log in logs if log["event"] == "vllm_not_woken")
-    assert ("CUDA out of memory" in told["error"], told["then"]) == (True, "cold start")
+    line = next(log for log in logs if log["event"] == "vllm_not_woken")
+    assert ("CUDA out of memory" in line["error"], line["then"]) == (True, "cold start")
     await host.settled()
     assert (host.tiers(), host.gpu.processes) == ("awcc", 3)
     host.check()

@@ -60,7 +60,7 @@ def test_models_of_one_shape_take_each_others_place(tmp_path: Path) -> None:
     assert ModelFolder.read("m", folder_of(tmp_path / "d", tokenizer='{"x": 1}')).shape != first
 
 
-def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
+def test_missing_files_of_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadFailed, match=r"models\.weights is empty"):
         ModelFolder.read("m", "")
     with pytest.raises(ModelLoadFailed, match=r"no config\.json, tokenizer\.json, \*\.safetensors"):

@@ -141,7 +141,7 @@ async def test_a_load_without_resources_fails(rig: Rig) -> None:
 
 
 async def test_the_room_for_kv_is_known_while_a_process_starts_again(rig: Rig) -> None:
-    """A model that is warmed meanwhile tells the agent of it, which goes by what it was told last."""
+    """A model that is warmed meanwhile reports it to the agent, which relies on the last report."""
     rig.gpu.load_fails = 2
     room = rig.engine.stats().kv_capacity_tokens
     await rig.kill()

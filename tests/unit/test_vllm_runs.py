@@ -31,7 +31,7 @@ def runs() -> Runs:
     return Runs(CountingRunner(), context_tokens=100)
 
 
-def told(runs: Runs) -> tuple[list[int], RunOutput]:
+def output_of(runs: Runs) -> tuple[list[int], RunOutput]:
     """All tokens of the one run, and its last output."""
     tokens: list[int] = []
     while True:
@@ -50,7 +50,7 @@ def told(runs: Runs) -> tuple[list[int], RunOutput]:
         (plan(prompt=60), FailureKind.KV_CAPACITY),
     ],
 )
-def test_what_cannot_be_served_says_why(runs: Runs, refused: RunPlan, kind: FailureKind) -> None:
+def test_an_unservable_run_says_why(runs: Runs, refused: RunPlan, kind: FailureKind) -> None:
     made = runs.add(1.0, refused)
     assert made is not None
     assert made.failure == kind.value
@@ -73,26 +73,26 @@ def test_a_run_that_was_over_ends_at_once(runs: Runs, whole: RunPlan, finish: st
 
 def test_an_eos_that_is_ignored_ends_nothing(runs: Runs) -> None:
     assert runs.add(1.0, plan(produced=[5, 2], most=4, ignore_eos=True)) is None
-    assert told(runs)[0] == [102, 103]
+    assert output_of(runs)[0] == [102, 103]
 
 
-def test_a_run_that_outgrows_kv_fails_and_what_it_made_is_told(runs: Runs) -> None:
+def test_a_run_that_outgrows_kv_fails_and_its_output_is_reported(runs: Runs) -> None:
     assert runs.add(1.0, plan(most=80)) is None
-    tokens, last = told(runs)
+    tokens, last = output_of(runs)
     assert (len(tokens), last.failure, last.finish) == (50, FailureKind.KV_CAPACITY.value, "")
 
 
 def test_a_stop_string_ends_a_run_in_the_runner_too(runs: Runs) -> None:
     assert runs.add(1.0, plan(stop=["fg"])) is None  # chr(102) + chr(103)
-    tokens, last = told(runs)
+    tokens, last = output_of(runs)
     assert (tokens, last.finish) == ([100, 101], "stop")
     assert not runs.runner.busy
     assert not runs.knows("r")
 
 
-def test_held_tokens_are_told_where_the_run_ends_otherwise(runs: Runs) -> None:
+def test_held_tokens_are_reported_where_the_run_ends_otherwise(runs: Runs) -> None:
     assert runs.add(1.0, plan(most=3, stop=["fgh"])) is None
-    tokens, last = told(runs)
+    tokens, last = output_of(runs)
     assert (tokens, last.finish) == ([100, 101, 102], "length")
 
 
@@ -112,16 +112,16 @@ def test_held_tokens_are_left_to_the_next_attempt_where_the_engine_broke() -> No
     """It would not find the stop string that begins in them."""
     broken = Runs(BreakingRunner(), context_tokens=100)
     assert broken.add(1.0, plan(stop=["ghi"])) is None
-    tokens, last = told(broken)
+    tokens, last = output_of(broken)
     assert (tokens, last.failure) == ([100, 101, 102], FailureKind.BROKEN.value)
     again = Runs(CountingRunner(), context_tokens=100)
     assert again.add(1.0, plan(stop=["ghi"], produced=tokens)) is None
-    assert told(again)[0] == [], "the stop string is found over the seam"
+    assert output_of(again)[0] == [], "the stop string is found over the seam"
 
 
 @pytest.mark.parametrize("top", [0, 2])
 @pytest.mark.parametrize(("stop", "expected"), [(["fg"], [100, 101]), (["klm"], [100, 101, 102, 103, 104, 105]), ([], range(100, 106))])
-def test_log_probabilities_are_told_with_their_tokens(runs: Runs, top: int, stop: list[str], expected: Sequence[int]) -> None:
+def test_log_probabilities_are_reported_with_their_tokens(runs: Runs, top: int, stop: list[str], expected: Sequence[int]) -> None:
     """Also where tokens are held back, or left out with a stop string."""
     assert runs.add(1.0, plan(most=6, logprobs=top, stop=stop)) is None
     records: dict[int, bytes] = {}
@@ -219,11 +219,11 @@ async def test_log_probabilities_come_with_the_tokens_of_their_run(process: Proc
     for frame in process.steps:
         held.take(frame)
     found = {output.run_id: output.logprobs for output in held.read()}
-    told_tokens = range(100, 105)
+    reported_tokens = range(100, 105)
     assert found == {
         "plain": b"",
-        "asks": b"".join(record_of(token, 0) for token in told_tokens),
-        "asks-more": b"".join(record_of(token, 3) for token in told_tokens),
+        "asks": b"".join(record_of(token, 0) for token in reported_tokens),
+        "asks-more": b"".join(record_of(token, 3) for token in reported_tokens),
     }
 
 
@@ -258,7 +258,7 @@ async def test_an_offload_waits_for_who_is_on_the_way_and_not_for_who_lost_its_k
         assert (await answer)["runs"] == ["leaves"]
 
 
-async def test_what_fails_says_why_and_the_process_goes_on(process: Process) -> None:
+async def test_a_failed_call_says_why_and_the_process_goes_on(process: Process) -> None:
     with pytest.raises(CallFailed, match="RuntimeError: no such weights"):
         await process.child.call("reload", weights="x")
     with pytest.raises(CallFailed, match="unknown operation"):
@@ -308,7 +308,7 @@ async def test_a_call_without_an_answer_is_given_up() -> None:
         await process.stop()
 
 
-async def test_what_is_asked_of_a_process_that_wakes_waits_as_long_as_the_wake_may_take() -> None:
+async def test_a_call_to_a_process_that_wakes_waits_as_long_as_the_wake_may_take() -> None:
     """A client gives up a run in host memory while its model is on the way back, which takes longer than a step may."""
     wakes = threading.Event()
     process = Process(CountingRunner(wakes=wakes), step_timeout_s=0.1)

@@ -16,15 +16,15 @@ def text_of(token: int) -> str | None:
     return PIECES[token]
 
 
-def told_in_one(tokens: list[int], stop: list[str]) -> tuple[list[int], bool]:
+def all_at_once(tokens: list[int], stop: list[str]) -> tuple[list[int], bool]:
     """All tokens at once."""
     strings = TokenStops(stop, text_of)
-    told, stopped = strings.feed(tokens)
-    return (told, True) if stopped else (told + strings.flush(), False)
+    output, stopped = strings.feed(tokens)
+    return (output, True) if stopped else (output + strings.flush(), False)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "stop", "told", "stopped"),
+    ("tokens", "stop", "output", "stopped"),
     [
         ([0, 1, 4], ["c"], [0, 1], True),
         ([0, 1, 4], ["x"], [0, 1, 4], False),
@@ -34,11 +34,11 @@ def told_in_one(tokens: list[int], stop: list[str]) -> tuple[list[int], bool]:
         ([2, 2, 6], ["bb", "ca"], [2], True),
     ],
 )
-def test_output_ends_before_a_stop_string(tokens: list[int], stop: list[str], told: list[int], stopped: bool) -> None:
-    assert told_in_one(tokens, stop) == (told, stopped)
+def test_output_ends_before_a_stop_string(tokens: list[int], stop: list[str], output: list[int], stopped: bool) -> None:
+    assert all_at_once(tokens, stop) == (output, stopped)
 
 
-def test_what_may_begin_one_is_held_back_until_that_is_decided() -> None:
+def test_a_possible_beginning_is_held_back_until_that_is_decided() -> None:
     strings = TokenStops(["abc"], text_of)
     assert strings.feed([4, 0]) == ([4], False)
     assert strings.feed([1]) == ([], False)
@@ -59,16 +59,16 @@ def test_incomplete_characters_are_held_back() -> None:
     seams=st.lists(st.integers(0, 12), max_size=3),
 )
 def test_evictions_change_nothing(tokens: list[int], stop: list[str], seams: list[int]) -> None:
-    """Each attempt makes what follows the tokens that were told before, in some steps of its own."""
-    whole = told_in_one(tokens, stop)
-    told: list[int] = []
+    """Each attempt continues after the tokens reported before, in some steps of its own."""
+    whole = all_at_once(tokens, stop)
+    output: list[int] = []
     for steps in sorted(seams):
         strings = TokenStops(stop, text_of)
-        for token in tokens[len(told) :][:steps]:
+        for token in tokens[len(output) :][:steps]:
             more, stopped = strings.feed([token])
-            told += more
+            output += more
             if stopped:
-                assert (told, True) == whole
+                assert (output, True) == whole
                 return
-    more, stopped = told_in_one(tokens[len(told) :], stop)
-    assert (told + more, stopped) == whole
+    more, stopped = all_at_once(tokens[len(output) :], stop)
+    assert (output + more, stopped) == whole

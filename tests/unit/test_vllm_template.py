@@ -54,7 +54,7 @@ class CountedTemplate(Template):
         return self.launched[-1]
 
 
-async def test_what_its_processes_leave_in_the_temporary_folder_goes_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_temporary_files_of_its_processes_go_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = tmp_path / "system"
     system.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(system))

@@ -56,7 +56,7 @@ def test_codes_are_canonical(error: QlmError, code: grpc.StatusCode) -> None:
     assert status_code(error) is code
 
 
-def test_what_a_client_sent_cannot_overflow_the_trailers() -> None:
+def test_a_clients_text_cannot_overflow_the_trailers() -> None:
     error = NotFound("é" * 10_000, details={"model": "x" * 100_000, **{f"d{index}": "y" * 1000 for index in range(100)}})
     _, status = to_status(error)
     assert len(status) < 8_192

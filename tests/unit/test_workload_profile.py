@@ -67,7 +67,7 @@ def test_moments_and_distribution_lean_alike(classes: list[tuple[str, str, int, 
         assert curve.deviation == pytest.approx(moments.deviation, rel=0.05, abs=0.1)
 
 
-def test_what_is_left_comes_from_the_published_rows() -> None:
+def test_the_rest_is_read_from_the_published_rows() -> None:
     profiles = profile_wire.from_body(profile_wire.to_body(snapshot(row("", "", 10**9, 15))))
     curve = profiles.output_curve_for("chat", "", "")
     assert curve.left(10).mean == pytest.approx(6.0, rel=1e-3)
@@ -124,6 +124,6 @@ def test_a_class_that_was_predicted_to_be_far_longer_makes_what_was_predicted() 
     assert means == pytest.approx([2_560.0, 1_288.0, 16.0], rel=1e-3)
 
 
-def test_the_name_of_a_class_tells_what_was_predicted() -> None:
+def test_the_name_of_a_class_states_the_prediction() -> None:
     assert [predicted_tokens_of(name) for name in ("256/o1", "256/o64", "256/o4096")] == [1.0, 40.0, 2_560.0]
     assert [predicted_tokens_of(name) for name in ("", "256", "256/o", "256/o0", "256/ox", "256/o-4", "256/o" + "9" * 400)] == [0.0] * 7
