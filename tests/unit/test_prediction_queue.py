@@ -277,8 +277,8 @@ def test_outputs_are_those_of_the_own_class(slo_class: str, token_class: str, me
     ]
     profiles = replace(SHIPPED, workload=tuple(rows))
     group = replace(_group(1), slo_class=slo_class, token_class=token_class)
-    (found,), (given,) = (
+    (found,), (stated,) = (
         group_times(QueueView(instance=A100, active_model="chat", running=0, groups=(each,)), CATALOGUE, profiles)
         for each in (group, replace(group, output_tokens=Normal(mean, 100.0**2)))
     )
-    assert found.decode.mean == pytest.approx(given.decode.mean)
+    assert found.decode.mean == pytest.approx(stated.decode.mean)
