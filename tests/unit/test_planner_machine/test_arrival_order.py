@@ -11,7 +11,7 @@ import pytest
 from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.machine.effects import ApplyChunk
-from qlm_planner.machine.events import ReplanAsked
+from qlm_planner.machine.events import ReplanRequested
 from qlm_planner.policies.queue_work import Works
 from qlm_planner.policy import Order, Policy
 from qlm_queue.values import BATCH_MAX
@@ -101,7 +101,7 @@ async def test_no_replan_for_misses_idle_instances_or_on_request() -> None:
     await world.join("b")
     await world.advance(10.0)
     assert machine.changes.predicted.late > 100
-    await world.deliver(ReplanAsked(ask=3))
+    await world.deliver(ReplanRequested(number=3))
     await world.advance(1.0)
     assert await world.group_ids("a") == before
     assert [change.replans for change in world.changes if change.replans] == [{3: 0}]

@@ -18,7 +18,7 @@ from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ROWS, ClassTable
 from qlm_planner.machine.effects import Outcome
-from qlm_planner.machine.events import ProfilesRead, ReplanAsked
+from qlm_planner.machine.events import ProfilesRead, ReplanRequested
 from qlm_planner.shell.plan_message import plan_message
 from qlm_queue.values import Acceptance
 
@@ -70,7 +70,7 @@ async def test_without_instances_all_waits_and_every_question_is_answered() -> N
     world = World()
     machine = await world.lead()
     keys = await world.submit("alpha", slo_s=2.0, count=20) + await world.submit("beta", priority=1)
-    await world.deliver(ReplanAsked(ask=1))
+    await world.deliver(ReplanRequested(number=1))
     await world.advance(10.0)
     assert {await world.state(key) for key in keys} == {"PLACED"}
     assert set((await world.queues())[UNASSIGNED]) == {"alpha", "beta"}
@@ -90,7 +90,7 @@ async def test_objectives_of_any_size_are_ordered(slo_s: float) -> None:
         await world.settle()
     [urgent] = await world.submit("beta", slo_s=60.0)
     await world.advance(3.0)
-    await world.deliver(ReplanAsked(ask=1))
+    await world.deliver(ReplanRequested(number=1))
     await world.advance(3.0)
     assert await world.state(urgent) == "PLACED"
     assert math.isfinite(machine.changes.predicted.total)
@@ -121,7 +121,7 @@ async def test_figures_that_are_no_numbers_stop_no_placement(monkeypatch: pytest
     for number in range(12):
         keys += await world.submit(("alpha", "beta", "gamma")[number % 3], slo_s=60.0 + 600.0 * number, count=5)
         await world.settle()
-    await world.deliver(ReplanAsked(ask=1))
+    await world.deliver(ReplanRequested(number=1))
     await world.advance(15.0)
     assert {await world.state(key) for key in keys} == {"PLACED"}
     assert any(1 in change.replans for change in world.changes), "who asks is answered"
@@ -132,7 +132,7 @@ async def test_figures_that_are_no_numbers_stop_no_placement(monkeypatch: pytest
     monkeypatch.setattr(ClassTable, "_shared", sound)
     await world.deliver(ProfilesRead(catalogue=CATALOGUE, profiles=profiles(version=2)))
     await world.advance(15.0)
-    await world.deliver(ReplanAsked(ask=2))
+    await world.deliver(ReplanRequested(number=2))
     await world.advance(1.0)
     assert world.solves
     assert world.jobs[-1].outcome is not Outcome.FAILED
@@ -155,7 +155,7 @@ async def test_the_slowest_engine_that_a_profile_may_describe_is_planned_with() 
     for number in range(12):
         await world.submit(("alpha", "beta", "gamma")[number % 3], slo_s=60.0 + 600.0 * number, count=5)
         await world.settle()
-    await world.deliver(ReplanAsked(ask=1))
+    await world.deliver(ReplanRequested(number=1))
     await world.advance(5.0)
     assert all(job.outcome is not Outcome.FAILED for job in world.jobs)
     assert math.isfinite(machine.changes.predicted.total)

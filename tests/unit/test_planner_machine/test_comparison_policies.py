@@ -12,7 +12,7 @@ from qlm_core.operations.balancing import draw
 from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.config import PlannerSettings
-from qlm_planner.machine.events import ReplanAsked
+from qlm_planner.machine.events import ReplanRequested
 from qlm_planner.policies.balancers import Chance, LeastLoaded, PowerOfTwo, RoundRobin
 from qlm_planner.policies.selection import baseline_of
 from qlm_planner.policy import Order, Policy
@@ -81,7 +81,7 @@ async def test_a_lost_instance_loses_no_request(order: Order) -> None:
     await world.kill("b")
     await world.advance(2.0)
     assert sorted(await served(world, "a") + await served(world, "c")) == sorted(key.request_id for key in keys)
-    await world.deliver(ReplanAsked(ask=7))
+    await world.deliver(ReplanRequested(number=7))
     await world.advance(1.0)
     assert any(7 in change.replans for change in world.changes), "who asks is answered"
 

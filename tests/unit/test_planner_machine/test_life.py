@@ -6,7 +6,7 @@ import itertools
 
 from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_planner.machine.effects import ApplyChunk, Expire, Place, ReadOverview, Reclaim
-from qlm_planner.machine.events import InstanceAnnounced, LoadReported, ReplanAsked
+from qlm_planner.machine.events import InstanceAnnounced, LoadReported, ReplanRequested
 from qlm_planner.policy import BATCH_MAX, Policy
 from qlm_process.wire.instance import from_body
 from qlm_queue.values import GroupPlacement, Owned, RequestPlacement
@@ -218,7 +218,7 @@ async def test_a_replan_is_answered_also_when_nothing_changes() -> None:
     await world.lead()
     await world.submit("alpha")
     await world.settle()
-    await world.deliver(ReplanAsked(ask=7))
+    await world.deliver(ReplanRequested(number=7))
     await world.advance(world.policy.overview_gap_s)
     assert [change.replans for change in world.changes if change.replans] == [{7: 0}]
 

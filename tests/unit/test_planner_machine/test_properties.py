@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qlm_core.vocabulary.instance import UNASSIGNED
 from qlm_core.vocabulary.request import RequestKey
 from qlm_planner.machine.effects import Place
-from qlm_planner.machine.events import ReplanAsked
+from qlm_planner.machine.events import ReplanRequested
 from qlm_planner.policy import Policy
 from queue_dump_memory import dump_memory
 
@@ -78,7 +78,7 @@ async def drive(world: World, history: Sequence[tuple[object, ...]]) -> list[Req
                 await world.cancel([keys[number % len(keys)]])
             case ("replan",):
                 asks += 1
-                await world.deliver(ReplanAsked(ask=asks))
+                await world.deliver(ReplanRequested(number=asks))
             case ("lead",):
                 await world.lead()
             case ("wait", float(seconds)):

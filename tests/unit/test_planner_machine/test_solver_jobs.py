@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qlm_planner.machine.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
-from qlm_planner.machine.events import ReplanAsked, Solved, SolveFailed
+from qlm_planner.machine.events import ReplanRequested, Solved, SolveFailed
 from qlm_planner.plan.solver_jobs import is_worth
 from qlm_planner.policy import Policy
 from qlm_planner.search import Orders
@@ -50,7 +50,7 @@ async def test_one_job_at_a_time_and_a_replan_takes_the_place_of_a_repair() -> N
     repair = machine.changes.jobs.job
     assert repair is not None
     assert repair.stage is Stage.REPAIR
-    await world.deliver(ReplanAsked(ask=1))
+    await world.deliver(ReplanRequested(number=1))
     replan = machine.changes.jobs.job
     assert replan is not None
     assert replan.stage is Stage.REPLAN
@@ -79,7 +79,7 @@ async def test_the_present_plan_is_kept_without_a_gain() -> None:
         return Solved(job=job.job, orders=draft.draft.orders, rule="same")
 
     world.solver = same
-    await world.deliver(ReplanAsked(ask=1))
+    await world.deliver(ReplanRequested(number=1))
     assert {name: present[name] for name in lists[-1]} == lists[-1]
     assert (world.jobs[-1].outcome, world.jobs[-1].gain) == (Outcome.KEPT, 0.0)
     assert machine.board.order() == present
@@ -91,7 +91,7 @@ async def test_a_worse_plan_is_not_applied() -> None:
     await world.advance(1.0)
     before = await world.queues()
     world.solver = lambda job: Solved(job=job.job, orders=worst(job), rule="worst")
-    await world.deliver(ReplanAsked(ask=1))
+    await world.deliver(ReplanRequested(number=1))
     assert world.jobs[-1].outcome is Outcome.KEPT
     assert world.jobs[-1].gain < 0.0
     assert await world.queues() == before
@@ -119,7 +119,7 @@ async def test_failures_leave_the_plan_in_force_and_back_off() -> None:
     assert all(job.outcome is Outcome.FAILED and job.reason == "no such solver" for job in world.jobs)
     states = {await world.state(key) for key in keys}
     assert states == {"PLACED"}, "nothing is lost"
-    await world.deliver(ReplanAsked(ask=1))
+    await world.deliver(ReplanRequested(number=1))
     await world.advance(0.1)
     assert any(change.replans == {1: 0} for change in world.changes), "the answer is that nothing moved"
     world.solver = answer
@@ -152,7 +152,7 @@ async def test_an_answer_outlives_a_conflict() -> None:
             assert pulled
 
     world.before_chunk = spoil
-    await world.deliver(ReplanAsked(ask=7))
+    await world.deliver(ReplanRequested(number=7))
     await world.advance(1.0)
     assert any(7 in change.replans for change in world.changes)
     assert any(isinstance(call, ApplyChunk) for call in world.calls)

@@ -48,7 +48,7 @@ class History:
     @property
     def complete(self) -> bool:
         """Whether a view waits and the events that it needs are read."""
-        return self.view is not None and (self.view.asked is None or self.read_to >= self.view.last_event_id)
+        return self.view is not None and (self.view.group_ids is None or self.read_to >= self.view.last_event_id)
 
     def read(self, entries: tuple[EventEntry, ...], board: Board) -> None:
         self.pages.note_returns(entries)
@@ -72,7 +72,7 @@ class History:
         overflowed = self.overflowed
         self.overview_under_way = False
         self.recent.clear()
-        if snapshot.asked is not None:
+        if snapshot.group_ids is not None:
             fits = not overflowed and refresh(board, snapshot, later, now_s)
             self.whole = self.whole or not fits  # a call may have failed during the overview
             return fits

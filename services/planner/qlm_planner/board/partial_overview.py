@@ -162,7 +162,7 @@ def _merged_queues(
 def _apply_counts(board: Board, snapshot: Snapshot, since: Mapping[str, CountChange], waiting: _Waiting) -> None:
     """Sets the counts and the runners of the page's groups."""
     runners = board.slots_by_group()
-    for group_id in snapshot.asked or ():
+    for group_id in snapshot.group_ids or ():
         row = snapshot.groups.get(group_id)
         group = board.groups.get(group_id)
         if row is None:

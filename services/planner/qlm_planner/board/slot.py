@@ -21,7 +21,7 @@ class EngineLoad:
 
 
 NO_LOAD = EngineLoad()
-"""Of an agent that has reported nothing."""
+"""The load of an agent that has reported nothing."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -59,7 +59,7 @@ class InstanceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The queue without its requests. `incarnations`: possible owners of requests -> lease alive. `asked`: the ids of the groups that it
+    """The queue without its requests. `incarnations`: possible owners of requests -> lease alive. `group_ids`: of the groups that it
     holds, where they exist; None: all."""
 
     plan_version: int
@@ -69,5 +69,5 @@ class Snapshot:
     instances: tuple[InstanceRow, ...]
     incarnations: Mapping[str, bool]
     last_event_id: EntryId
-    asked: tuple[str, ...] | None = None
+    group_ids: tuple[str, ...] | None = None
     pauses: tuple[Pause, ...] = ()

@@ -146,7 +146,7 @@ class WaitsFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
-    """The plan has changed; no answer. `replans`: answered `ReplanAsked.ask` -> groups moved."""
+    """The plan has changed; no answer. `replans`: answered `ReplanRequested.number` -> groups moved."""
 
     plan_version: int
     replans: Mapping[int, int]

@@ -164,10 +164,10 @@ class LoadReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplanAsked:
-    """Order all groups anew; answered by the `PlanChanged` that holds `ask`."""
+class ReplanRequested:
+    """Order all groups anew; answered by the `PlanChanged` that holds `number`."""
 
-    ask: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -203,4 +203,4 @@ Answer = (
 )
 """Answers of the queue to calls."""
 
-Event = Tick | ProfilesRead | Answer | CallFailed | InstanceAnnounced | LoadReported | ReplanAsked | Solved | SolveFailed
+Event = Tick | ProfilesRead | Answer | CallFailed | InstanceAnnounced | LoadReported | ReplanRequested | Solved | SolveFailed

@@ -177,8 +177,8 @@ class PlannerMachine:
                 self._doubt = self._doubt or slot is None or slot.facts != facts.lasting or not slot.alive
             case events.LoadReported():
                 self._doubt = not self.board.apply_report(event) or self._doubt
-            case events.ReplanAsked(ask=ask):
-                self.changes.requested.append(ask)
+            case events.ReplanRequested(number=number):
+                self.changes.requested.append(number)
                 # The answer is judged on the board as it is then.
                 known = self.ready and not self._doubt and self._connection.up
                 self._doubt = not (known and self.changes.replan_now(self.board, now_s)) or self._doubt

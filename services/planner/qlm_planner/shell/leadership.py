@@ -15,7 +15,17 @@ from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.errors import LeaseLost, Unavailable
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_planner.machine.effects import Call, Effect, JobEnded, Outcome, Placement, PlanApplied, PlanChanged, Solve, WaitsFailed
-from qlm_planner.machine.events import CallFailed, Event, OverviewRead, PlaceAnswered, ProfilesRead, ReplanAsked, Solved, SolveFailed, Tick
+from qlm_planner.machine.events import (
+    CallFailed,
+    Event,
+    OverviewRead,
+    PlaceAnswered,
+    ProfilesRead,
+    ReplanRequested,
+    Solved,
+    SolveFailed,
+    Tick,
+)
 from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.overload.advice_question import Question, question_of
 from qlm_planner.policy import Policy
@@ -122,7 +132,7 @@ class Leadership:
         answer: asyncio.Future[Replanned] = asyncio.get_running_loop().create_future()
         self._replans[number] = answer
         try:
-            self.submit(ReplanAsked(ask=number))
+            self.submit(ReplanRequested(number=number))
             return await answer
         finally:
             del self._replans[number]

@@ -225,7 +225,7 @@ def snapshot_of(overview: Overview, group_ids: tuple[str, ...] | None = None) ->
         instances=tuple(instance_row(record) for record in overview.instances),
         incarnations=overview.incarnations,
         last_event_id=entry_id_of(overview.last_event_id),
-        asked=group_ids,
+        group_ids=group_ids,
         pauses=tuple(overview.pauses),
     )
 

@@ -63,7 +63,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
         term = await self._leader()
         if len(request.why.encode()) > WHY_BYTES_MAX:
             raise invalid_field("why", f"at most {WHY_BYTES_MAX} bytes")
-        structlog.get_logger().info("replan_asked", why=request.why)
+        structlog.get_logger().info("replan_requested", why=request.why)
         try:
             version, moved = await term.replan()
         except LeaseLost:
