@@ -55,7 +55,7 @@ def test_tenants_are_distinguished() -> None:
     "known",
     [
         ({"application": "mail"}, {"application": "chat"}),
-        ({"output_tokens_asked": 100}, {"output_tokens_asked": 4_000}),
+        ({"output_tokens_limit": 100}, {"output_tokens_limit": 4_000}),
         ({"sampling": "greedy"}, {"sampling": "structured"}),
         ({"prompt_tokens": 20}, {"prompt_tokens": 3_000}),
         ({"prompt_hashes": (1,)}, {"prompt_hashes": (2,)}),

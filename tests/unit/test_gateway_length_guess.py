@@ -79,7 +79,7 @@ def test_all_that_is_known_at_arrival_is_used() -> None:
         tenant="acme",
         application="mail",
         prompt_tokens=500,
-        output_tokens_asked=100,
+        output_tokens_limit=100,
         prompt_hashes=hashes_of_text(TEXT),
         sampling="greedy-stop",
     )

@@ -38,14 +38,14 @@ from qlm_core.statistics.length_model import NO_LENGTH_MODEL, LengthGuess, Lengt
 from qlm_core.vocabulary.group import group_key, prompt_class_of, token_class
 from qlm_core.vocabulary.request import RequestFacts, RequestKey, Slo, SloKind
 
-FACTS = LengthFacts(model="chat", tenant="acme", application="mail", prompt_tokens=300, output_tokens_asked=512, prompt_hashes=(7, 8))
+FACTS = LengthFacts(model="chat", tenant="acme", application="mail", prompt_tokens=300, output_tokens_limit=512, prompt_hashes=(7, 8))
 facts_of_any_kind = st.builds(
     LengthFacts,
     model=st.text(max_size=20),
     tenant=st.text(max_size=20),
     application=st.text(max_size=20),
     prompt_tokens=st.integers(0, 10**7),
-    output_tokens_asked=st.integers(0, 2**32 - 1),
+    output_tokens_limit=st.integers(0, 2**32 - 1),
     prompt_hashes=st.tuples(st.integers(0, 2**32 - 1)),
     sampling=st.sampled_from(["", "greedy", "structured-stop"]),
     hint_tokens=st.integers(0, 2**32 - 1),
@@ -77,7 +77,7 @@ def test_each_thing_known_at_arrival_is_a_feature() -> None:
     known = [
         {"tenant": "other"},
         {"application": "chat"},
-        {"output_tokens_asked": 16},
+        {"output_tokens_limit": 16},
         {"prompt_tokens": 30_000},
         {"prompt_hashes": (9,)},
         {"sampling": "greedy"},

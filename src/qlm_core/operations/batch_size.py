@@ -43,7 +43,7 @@ CHOICES_KEPT = 8
 """Choices over which values are averaged."""
 
 MUCH_WORSE = 0.1
-"""Of the share in time: smaller sizes than one that loses so much on a course are not compared on it."""
+"""Loss of the share in time: smaller sizes than one that loses so much on a course are not compared on it."""
 
 THROUGHPUT_SHARE = 1e-3
 """Least weight of the throughput, relative to the largest, beside the share of requests in time: it decides where the latter are equal."""
@@ -311,7 +311,7 @@ def _course(
     first_token = np.array([each.first_token for each in demands])
     of = np.repeat(np.arange(len(demands)), [len(each) for each in places])
     produced, due_s = _pairs(each.running for each in demands)[:, np.concatenate(kept)]
-    # Of the lengths beyond what it has produced; a run that has outlived them makes half as much again.
+    # Lengths beyond the produced tokens; a run that has outlived them makes half as much again.
     above = np.count_nonzero(lengths[of] <= produced[:, None], axis=1)
     drawn = (above + np.concatenate(places) * (QUANTILES - above)).astype(np.int64)
     left = np.where(above < QUANTILES, lengths[of, np.minimum(drawn, QUANTILES - 1)] - produced, 0.5 * produced)

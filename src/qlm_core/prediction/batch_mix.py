@@ -73,7 +73,7 @@ def batch_mix(engine: EngineColumns, of: Integers, count: Floats, prompt_tokens:
         own = _sequence_s(served, 0.5 * steps[of], engine.context_token_s[of])
         sequence = summed(made * own) / tokens
         joining = summed(served.prefill_work_s) / tokens
-        # Of a memoryless request, until the last of the others has ended.
+        # Work of a memoryless request, until the last of the others has ended.
         left = served.left_tokens * -np.expm1(-whole[of] / (engine.batch_max[of] * served.left_tokens))
         left_s = served.output * left * (served.step_base_s / batch[of] + own)
         long_left = summed(np.where(_long(served, output[of]), left_s, 0.0)) / whole

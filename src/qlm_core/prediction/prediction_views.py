@@ -38,8 +38,8 @@ class GroupView:
 class RunningView:
     """Requests of one class that an instance runs: `count` of them, which hold `prompt_tokens` in all (None: not known).
     `produced_tokens`: what each has made so far, in any order; () where nobody knows, else one number a request.
-    `prefill_left_tokens`: prompt tokens of all of them that are not computed yet. `offloaded_tokens`: KV of those that gave way to host
-    memory and come back first. `band`, `deadline_s`: of the most urgent of them (infinite where their SLO cannot be missed any more).
+    `prefill_left_tokens`: prompt tokens of all of them that are not computed yet. `offloaded_tokens`: KV of those displaced to host
+    memory, which return first. `band`, `deadline_s`: of the most urgent of them (infinite where their SLO cannot be missed any more).
     `lookahead`: on an engine that takes more requests than it has seats, so that those without output may wait inside it."""
 
     slo_class: str

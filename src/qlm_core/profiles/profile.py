@@ -32,7 +32,7 @@ from qlm_core.vocabulary.model import ModelFacts, ModelSpec
 __all__ = ["PRIOR_SAMPLES", "WORKLOAD_PRIOR", "HardwareKey", "HardwareProfile", "ProfileSnapshot", "WorkloadKey", "WorkloadProfile"]
 
 CURVES_MAX = 8_192
-"""Curves that a snapshot keeps once they were asked for."""
+"""Curves that a snapshot keeps once requested."""
 
 ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
@@ -67,7 +67,7 @@ class ProfileSnapshot:
             raise ValueError(f"the id of an entry is <ms>-<n>, got {self.last_event_id!r}")
         object.__setattr__(self, "_shipped", {row.key: row for row in self.hardware if not row.instance})
         object.__setattr__(self, "_learned", {(row.instance, row.model): row for row in self.hardware if row.instance})
-        object.__setattr__(self, "_priors", {})  # what follows from the fields, kept once it was asked for
+        object.__setattr__(self, "_priors", {})  # what follows from the fields, kept once requested
         object.__setattr__(self, "_own", {row.key: row for row in self.workload})
         object.__setattr__(self, "_blended", blend_all(self.workload))
         object.__setattr__(self, "_curves", {})  # as `_priors`
@@ -102,22 +102,22 @@ class ProfileSnapshot:
     def output_curve_for(self, model: str, slo_class: str, token_class: str) -> LengthCurve:
         """The distribution of the class's outputs, leaning on wider ones in the same way: quantiles, and what a request has left given
         what it produced."""
-        asked = (model, slo_class, token_class)
-        curve = self._curves.get(asked)
+        wanted = (model, slo_class, token_class)
+        curve = self._curves.get(wanted)
         if curve is None:
-            key = self.workload_for(*asked).key
+            key = self.workload_for(*wanted).key
             curve = self._curves.get(key) or blended_curve(self._own, self._blended, key)
             if len(self._curves) >= CURVES_MAX:
                 self._curves.clear()
-            self._curves[key] = self._curves[asked] = curve
+            self._curves[key] = self._curves[wanted] = curve
         return curve
 
     def longest_output_for(self, model: str, slo_class: str, token_class: str) -> Longest:
         """The longest of so many of the class's outputs, expected: for the counts of `length_curve.LONGEST_OF`, in tokens."""
-        asked = (model, slo_class, token_class)
-        found = self._longest.get(asked)
+        wanted = (model, slo_class, token_class)
+        found = self._longest.get(wanted)
         if found is None:
             if len(self._longest) >= CURVES_MAX:
                 self._longest.clear()
-            found = self._longest[asked] = tuple(self.output_curve_for(*asked).longest().tolist())
+            found = self._longest[wanted] = tuple(self.output_curve_for(*wanted).longest().tolist())
         return found

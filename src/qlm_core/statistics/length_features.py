@@ -27,14 +27,14 @@ PREFIX_LENGTHS = (16, 64, 512)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthFacts:
-    """A request at arrival. `output_tokens_asked`: its own limit, 0 for none. `prompt_hashes`: of its prefixes, the shortest first.
+    """A request at arrival. `output_tokens_limit`: its own limit, 0 for none. `prompt_hashes`: of its prefixes, the shortest first.
     `sampling`: a word for how it is sampled ("" for the defaults). `hint_tokens`: the client's own expectation, 0 for none."""
 
     model: str
     tenant: str = ""
     application: str = ""
     prompt_tokens: int
-    output_tokens_asked: int = 0
+    output_tokens_limit: int = 0
     prompt_hashes: tuple[int, ...] = ()
     sampling: str = ""
     hint_tokens: int = 0
@@ -47,8 +47,8 @@ def features_of(facts: LengthFacts) -> tuple[int, ...]:
     names = [f"m{model}", f"t{tenant}", f"k{model}|{prompt}", f"p{model}|{_half_doublings(facts.prompt_tokens)}", f"x{tenant}|{prompt}"]
     if facts.application:
         names.append(f"a{tenant}|{facts.application}")
-    if facts.output_tokens_asked:
-        names.append(f"o{tenant}|{_half_doublings(facts.output_tokens_asked)}")
+    if facts.output_tokens_limit:
+        names.append(f"o{tenant}|{_half_doublings(facts.output_tokens_limit)}")
     if facts.sampling:
         names += [f"s{model}|{facts.sampling}", f"u{tenant}|{facts.sampling}"]
     prompts = [f"h{number}{model}|{each}" for number, each in enumerate(facts.prompt_hashes[:PROMPT_HASHES_MAX])]

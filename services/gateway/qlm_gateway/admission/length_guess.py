@@ -18,7 +18,7 @@ def guess_length(draft: RequestDraft, admitted: Admitted, prompt: PreparedPrompt
         tenant=admitted.key.tenant,
         application=draft.application,
         prompt_tokens=admitted.prompt_tokens,
-        output_tokens_asked=draft.sampling.max_tokens if draft.sampling is not None else 0,
+        output_tokens_limit=draft.sampling.max_tokens if draft.sampling is not None else 0,
         prompt_hashes=hashes_of_tokens(prompt.token_ids) if prompt.token_ids is not None else hashes_of_text(prompt.text or ""),
         sampling=_word(draft.sampling),
         hint_tokens=draft.expected_output_tokens,

@@ -76,8 +76,8 @@ def admit(
     if prompt_tokens >= context_tokens_max:
         raise _too_long(prompt_tokens, context_tokens_max)
     room_tokens = context_tokens_max - prompt_tokens
-    asked_tokens = draft.sampling.max_tokens if draft.sampling is not None else 0
-    output_tokens_max = min(asked_tokens, room_tokens) if asked_tokens else room_tokens
+    requested_tokens = draft.sampling.max_tokens if draft.sampling is not None else 0
+    output_tokens_max = min(requested_tokens, room_tokens) if requested_tokens else room_tokens
     logprobs = None if draft.sampling is None else draft.sampling.logprobs
     if logprobs is not None and (logprobs + 1) * output_tokens_max > LOGPROB_VALUES_MAX:
         raise invalid_field("sampling.logprobs", f"with max_tokens of at most {LOGPROB_VALUES_MAX // (logprobs + 1)}", logprobs)
