@@ -25,7 +25,7 @@ from qlm_gateway.front.http.settings import HttpSettings
 POLL_S = 1.0
 """Period of scans for new batches and cancellations, after which counts and answers are saved."""
 WAIT_S = 300.0
-"""Longest wait for an end before it is asked for again."""
+"""Longest wait for an end before it is polled again."""
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 30.0
 LINES_AT_ONCE = 64
 """Lines that a thread reads at a time."""

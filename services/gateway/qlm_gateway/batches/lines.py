@@ -92,7 +92,7 @@ def parse_line(number: int, line: bytes, endpoint: str, settings: HttpSettings) 
 def check_file(
     file: BinaryIO, endpoint: str, settings: HttpSettings, lines_max: int, models: Collection[str]
 ) -> tuple[int, list[LineError]]:
-    """How many requests a file has, and what is wrong with it, at most ERRORS_MAX errors. `models`: those that may be asked."""
+    """How many requests a file has, and what is wrong with it, at most ERRORS_MAX errors. `models`: those that may be requested."""
     total, errors, seen = 0, list[LineError](), dict[str, int]()
     for number, raw in read_lines(file, settings.body_bytes_max):
         total += 1

@@ -72,7 +72,7 @@ class BatchStore:
         self._threads = ThreadPoolExecutor(THREADS_MAX, "batches")
 
     async def do(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs a blocking call in a thread of the store's own: a slow store delays nothing else. Who is cancelled waits for its end."""
+        """Runs a blocking call in a thread of the store's own: a slow store delays nothing else. A cancelled caller waits for its end."""
         call = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         try:
             return await asyncio.shield(call)

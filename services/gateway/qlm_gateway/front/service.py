@@ -107,7 +107,7 @@ class GatewayService(GatewayServicer):
                     self._hub.open(entered.key, ReaderKind.TOKENS, stream=stream)
                 else:
                     self._hub.accepted(stream, entered.key, entered.receipt.queue_id, entered.model)
-                await context.write(StreamResponse(accepted=await self._told(entered)))
+                await context.write(StreamResponse(accepted=await self._with_prediction(entered)))
                 await self._follow(stream, context, entered.key, every_s)
         finally:
             self._hub.close(stream)
@@ -131,7 +131,7 @@ class GatewayService(GatewayServicer):
         self._hub.check_open()
         # Nobody reads its tokens yet, so they are sent nowhere.
         entered = await self._enter(caller, request.request, metadata, "")
-        return SubmitResponse(accepted=await self._told(entered))
+        return SubmitResponse(accepted=await self._with_prediction(entered))
 
     async def Result(self, request: ResultRequest, context: CallContext) -> ResultResponse:
         caller = self._caller(context)
@@ -240,7 +240,7 @@ class GatewayService(GatewayServicer):
             self._callers.accepted(caller, entered.message.prompt_tokens)
         return entered
 
-    async def _told(self, entered: Entered) -> Accepted:
+    async def _with_prediction(self, entered: Entered) -> Accepted:
         """A client's prediction at acceptance. One that was accepted before has its place, and is predicted there while it waits."""
         if entered.receipt.duplicate:
             outlook = await self._updates.of(entered.key)
@@ -255,7 +255,7 @@ class GatewayService(GatewayServicer):
         end = 0
         while True:
             if every_s:
-                await self._tell_outlooks(stream, context, key, every_s)
+                await self._send_outlooks(stream, context, key, every_s)
             await stream.wait()
             if stream.unread:
                 offset, token_ids, pieces, logprobs = stream.take()
@@ -285,7 +285,7 @@ class GatewayService(GatewayServicer):
             await context.write(StreamResponse(result=without_output(stream.result)))
             return
 
-    async def _tell_outlooks(self, stream: ReaderStream, context: CallContext, key: RequestKey, every_s: float) -> None:
+    async def _send_outlooks(self, stream: ReaderStream, context: CallContext, key: RequestKey, every_s: float) -> None:
         """Waits until there is another update."""
         while not stream.ready:
             try:

@@ -125,7 +125,7 @@ async def request_message(queue: Queue, key: RequestKey, outlook: Outlook | None
 
 
 async def produced_tokens(queue: Queue, found: LiveRequest) -> int:
-    """Output tokens that a request had made when the queue was asked, or pieces, from engines that give only text. Raises NotFound,
+    """Output tokens that a request had made when the queue answered, or pieces, from engines that give only text. Raises NotFound,
     Unavailable."""
     if found.state is not RequestState.RUNNING and not found.attempt:
         return 0
@@ -158,7 +158,7 @@ def predict_live(
     produced_tokens: int = 0,
 ) -> Prediction | None:
     """When a request that has not ended starts and ends; None where that cannot be said. `place`: its virtual queue and the requests ahead
-    of it there, where it waits on one. Whether a first token that was made came in time is not said."""
+    of it there, where it waits on one. Whether an earlier first token was in time is not said."""
     if found.state is RequestState.RUNNING:
         predicted = outlook.predict_running(request, instance_of(found.incarnation), produced_tokens)
     elif place is not None:

@@ -106,7 +106,7 @@ class Outlook:
         return None if queue is None else queue.instance
 
     def share_of(self, instance: str) -> float:
-        """Of the requests that wait for the live instances, or run there, the share that one of them has: of those that end, about as
+        """The share that one live instance has of the requests that wait for them or run there: of those that end, about as
         many are its own, where the instances' queues last about equally long. 1 where there is none, or for an instance that is not
         there."""
         queue = self._queues.get(instance)
@@ -123,8 +123,8 @@ class Outlook:
         found = None if self.is_paused(request) else self._class_of(request)
         if found is None:
             return None
-        joined = self._since.ahead(found.instance, found.slo_s)
-        queue, place, ahead = self._queues[found.instance], found.curve.at(joined), found.requests_ahead + joined
+        newer = self._since.ahead(found.instance, found.slo_s)
+        queue, place, ahead = self._queues[found.instance], found.curve.at(newer), found.requests_ahead + newer
         return self._tried(lambda: self._predict(request, queue, place, ahead, now_s))
 
     def accepted(self, request: RequestShape, number: int) -> None:

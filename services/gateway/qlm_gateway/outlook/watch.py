@@ -33,7 +33,7 @@ WAITS_AGE_MAX_S = 10.0
 """Older waits say nothing of one that begins now: the planner publishes every half second, behind very many groups every 5 s."""
 AWAY_AFTER_S = 5.0
 OVERVIEW_AGE_MAX_S = 0.5
-"""However often clients ask for the queue's status, it is read so often."""
+"""Period of reads of the queue's status, however often clients request it."""
 PROFILES_EVERY_S = 2.0
 EXPIRE_EVERY_S = 1.0
 EXPIRE_CALLS_MAX = 20
@@ -155,8 +155,8 @@ class QueueWatch:
             )
 
     def retry_after_s(self, refusal: QueueFull, name: str) -> float:
-        """When a place is free for a request that was refused. Of those that end, a tenant or class (`name`) that holds `limit` of all that
-        live has that share."""
+        """When a place is free for a request that was refused. A tenant or class (`name`) that holds `limit` of all that
+        live has that share of those that end."""
         bound, limit = refusal.details.get("bound", ""), refusal.details.get("limit", "")
         if bound.endswith("_bytes"):  # results free bytes at the end of their window, requests as they end
             freed = refusal.details.get("retry_after_s", "")

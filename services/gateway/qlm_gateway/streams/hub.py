@@ -1,4 +1,4 @@
-"""The shell of the `GatewayMachine`: reads frames, asks the queue, and gives each reader what the machine says. No policy here."""
+"""The shell of the `GatewayMachine`: reads frames, queries the queue, and gives each reader the machine's output. No policy here."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FRAMES_PER_TURN_MAX = 512
 
 
 class _Answer:
-    """The queue's answer: output from the offset asked for, and the record of a request that has ended."""
+    """The queue's answer: output from the requested offset, and the record of a request that has ended."""
 
     __slots__ = ("logprobs", "pieces", "result", "tokens")
 
@@ -136,7 +136,7 @@ class StreamHub:
             self._spawn = None
 
     def begin(self, spawn: Spawn) -> None:
-        """Asks the queue by `spawn` from now on."""
+        """Queries the queue by `spawn` from now on."""
         self._spawn = spawn
 
     # Readers ----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""The decisions of a gateway about its readers: who is given what, and when the queue is asked again. Pure.
+"""The decisions of a gateway about its readers: the output of each, and when to query the queue again. Pure.
 
 A reader follows one request by its absolute offset. Frames that overlap what it has are cut, duplicates dropped; at a gap it attaches
 again, from its offset. So whatever is lost, doubled or late, a reader is given each token once and in order.
 
-- Frames of a request go to one gateway: the last at which somebody asked for its tokens. Readers elsewhere (`mine` is False) poll every
+- Frames of a request go to one gateway: the last at which its tokens were requested. Readers elsewhere (`mine` is False) poll every
   `poll_s`, without taking it back: two gateways must not fight. Readers here poll too, after a silence of `recheck_s`.
 - A reader that does not take what it is given falls `behind` when its buffer is full, when all buffers together are, or after `stall_s`:
   what it holds is forgotten and frames pass it by, until it wants more and attaches again where it stands. So memory is bounded, a
@@ -254,7 +254,7 @@ class GatewayMachine:
                 continue
             self._locates_in_flight += 1
             if reader.kind is ReaderKind.TOKENS or reader.bind:
-                reader.asked = reader.next
+                reader.requested = reader.next
                 effects.append(Attach(reader=reader.reader, key=reader.key, bind=reader.bind, offset=reader.next))
             else:
                 effects.append(Find(reader=reader.reader, key=reader.key))
@@ -285,7 +285,7 @@ class GatewayMachine:
             self._follow(now_s, reader, effects)
 
     def _located_output(self, now_s: float, reader: Reader, event: Located, effects: list[Effect]) -> None:
-        if reader.asked > reader.next:  # it fell behind meanwhile, and needs what comes before this answer
+        if reader.requested > reader.next:  # it fell behind meanwhile, and needs what comes before this answer
             self._locate(reader, effects)
             return
         there = event.produced - reader.next
@@ -295,7 +295,7 @@ class GatewayMachine:
                 self._fall_behind(reader, effects)
                 return
             reader.behind = count < there
-            effects.append(DeliverOutput(reader=reader.reader, skip=reader.next - reader.asked, offset=reader.next, count=count))
+            effects.append(DeliverOutput(reader=reader.reader, skip=reader.next - reader.requested, offset=reader.next, count=count))
             self._buffers.give(now_s, reader, count)
         if reader.behind:
             return

@@ -16,7 +16,7 @@ TOKENS_TAKEN_MAX = 1_024
 
 
 class ReaderStream:
-    """Consecutive output from `offset` on, as token ids (with log probabilities where they are asked for) or text pieces, and the end.
+    """Consecutive output from `offset` on, as token ids (with log probabilities where requested) or text pieces, and the end.
     `model`, `before`: known once the request is: the model's name, and the tokens just before the first. `forgotten`: what was here was
     taken back; the reader is to say where it stands."""
 

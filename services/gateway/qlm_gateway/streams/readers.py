@@ -16,7 +16,7 @@ class StreamLimits:
     `readers_max`: most at a time. `buffer_tokens_max`, `buffers_tokens_max`: most that is kept for one reader, and for all of them.
     `stall_s`: how long a reader may leave what is kept for it. `patience_s`: how long it outlives a queue that does not answer.
     `unclaimed_max`: tokens of frames that are kept until it is known whose they are. `locates_max`: questions to the queue at a time;
-    `polls_per_tick_max`: those that only time asks for, so that thousands of silent streams do not keep the queue busy."""
+    `polls_per_tick_max`: those that only time triggers, so that thousands of silent streams do not keep the queue busy."""
 
     readers_max: int = 10_000
     buffer_tokens_max: int = 4_096
@@ -35,8 +35,8 @@ class StreamLimits:
 class Reader:
     """`taken`: offset of the first token that its call has not taken; `next`: of the first that it was not given. `unread_since_s`: since
     when it leaves what it was given. `following`: it gets frames; `ended`: it was given its end. `high`, `end_seen`: the end of all frames
-    that came by, and whether the request's was among them. `locating`: an answer is awaited, or the question waits for its turn;
-    `asked`: the offset asked from. `behind`: it asks when it has taken all, and until then what comes passes it by."""
+    that arrived, and whether the request's was among them. `locating`: an answer is awaited, or the question waits for its turn;
+    `requested`: the offset of its last query. `behind`: it queries when it has taken all, and until then frames pass it by."""
 
     reader: ReaderId
     kind: ReaderKind
@@ -44,7 +44,7 @@ class Reader:
     next: int
     taken: int
     unread_since_s: float = math.inf
-    asked: int = 0
+    requested: int = 0
     queue_id: str = ""
     following: bool = False
     ended: bool = False

@@ -20,7 +20,7 @@ PIECE_TOKENS = 4_096
 
 
 class Detokenizer(Protocol):
-    """Turns one output into text, piece by piece; the pieces joined are the text of the whole."""
+    """Turns one output into text, piece by piece; the pieces in sequence are the text of the whole."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that these next tokens complete."""

@@ -44,7 +44,7 @@ _STATUS_OF_END = {"CANCELLED": 409, "EXPIRED": 504, "SHED": 503, "KV_CAPACITY_EX
 _CODES = {"UNAUTHENTICATED": "invalid_api_key", "UNKNOWN_MODEL": "model_not_found", "PROMPT_TOO_LONG": "context_length_exceeded"}
 """By reason, where the API has its own; of any other the reason in small letters."""
 STILL_WAITING = "STILL_WAITING"
-"""Of a call that is answered before its answer is there, because its client would not wait for it."""
+"""Reason of a call that ends before its answer is there, because its client would not wait for it."""
 CLIENT_RETRY_S_MAX = 120.0
 """OpenAI's client does not wait longer than this to send a call again."""
 NO_CAPACITY = ("memory", "disk")

@@ -28,9 +28,9 @@ def response_document(
     usage: Mapping[str, int] | None = None,
     error: str = "",
     tier: str = "default",
-    asked: ResponsesBody | None = None,
+    body: ResponsesBody | None = None,
 ) -> dict[str, Any]:
-    """`text`: of its message, None for none yet. `error`: of one that failed. `asked`: the body, where it is known."""
+    """`text`: of its message, None for none yet. `error`: of one that failed. `body`: of the request, where it is known."""
     return {
         "id": request_id,
         "object": "response",
@@ -44,7 +44,7 @@ def response_document(
         "service_tier": tier,
         "tool_choice": "none",
         "tools": [],
-        **{name: getattr(asked, name, None) for name in ECHOED},
+        **{name: getattr(body, name, None) for name in ECHOED},
         "usage": usage
         and {
             "input_tokens": usage["prompt_tokens"],
@@ -56,11 +56,11 @@ def response_document(
     }
 
 
-def of_completion(chat: Mapping[str, Any], asked: ResponsesBody | None) -> dict[str, Any]:
+def of_completion(chat: Mapping[str, Any], body: ResponsesBody | None) -> dict[str, Any]:
     """The response of a chat's completion."""
     (choice,) = chat["choices"]
     status, text = FINISHED.get(choice["finish_reason"], "completed"), choice["message"]["content"]
-    more = {"text": text, "usage": chat["usage"], "tier": chat["service_tier"], "asked": asked}
+    more = {"text": text, "usage": chat["usage"], "tier": chat["service_tier"], "body": body}
     return response_document(chat["id"], chat["created"], chat["model"], status, **more)
 
 
@@ -76,8 +76,8 @@ def _part(text: str) -> dict[str, Any]:
 class ResponseForm(ChunkForm):
     """Typed events of one response: each method gives whole events in place of a chunk."""
 
-    def __init__(self, call: Call, created: int, asked: ResponsesBody) -> None:
-        self._call, self._created, self._asked = call, created, asked
+    def __init__(self, call: Call, created: int, body: ResponsesBody) -> None:
+        self._call, self._created, self._body = call, created, body
         self._text = ""
         self._status = "completed"
         self._numbers = count()
@@ -109,7 +109,7 @@ class ResponseForm(ChunkForm):
 
     def _response(self, kind: str, status: str, **fields: Any) -> str:
         call = self._call
-        more = {"tier": call.tier, "asked": self._asked, **fields}
+        more = {"tier": call.tier, "body": self._body, **fields}
         return self._event(kind, response=response_document(call.request_id, self._created, call.model, status, **more))
 
     def _event(self, kind: str, **fields: object) -> str:

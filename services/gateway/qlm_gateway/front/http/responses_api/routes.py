@@ -49,24 +49,24 @@ class ResponseRoutes:
     async def _create(self, http: web.Request) -> web.StreamResponse:
         request_id, names = "", PARAMETERS
         try:
-            asked = await self._read(http, ResponsesBody)
-            call = read_call(asked.chat(), http.headers, self._settings, self._new_id())
+            body = await self._read(http, ResponsesBody)
+            call = read_call(body.chat(), http.headers, self._settings, self._new_id())
             request_id, names = call.request_id, {**PARAMETERS, **call.names}
             if call.resume is not None:
                 raise invalid_field(LAST_EVENT_ID, "absent: streams of responses have no ids")
-            return await self._answer(http, call, asked)
+            return await self._answer(http, call, body)
         except QlmError as error:
             return error_response(error, chat=True, request_id=request_id, names=names)
 
-    async def _answer(self, http: web.Request, call: Call, asked: ResponsesBody) -> web.StreamResponse:
-        if call.enqueue or asked.background:
+    async def _answer(self, http: web.Request, call: Call, body: ResponsesBody) -> web.StreamResponse:
+        if call.enqueue or body.background:
             accepted, headers = await self._completions.submit(http, call)
-            document = response_document(call.request_id, created_of(accepted), call.model, "queued", tier=call.tier, asked=asked)
+            document = response_document(call.request_id, created_of(accepted), call.model, "queued", tier=call.tier, body=body)
             return json_response(document, headers=headers)
         if call.stream:
-            return await self._completions.stream(http, call, ResponseStream(http, call, self._text_of(call.model), asked))
+            return await self._completions.stream(http, call, ResponseStream(http, call, self._text_of(call.model), body))
         completion, headers = await self._completions.collect(http, call)
-        return json_response(of_completion(completion, asked), headers=headers)
+        return json_response(of_completion(completion, body), headers=headers)
 
     async def _retrieve(self, http: web.Request) -> web.StreamResponse:
         request_id, context = http.match_info["id"], UnaryContext(metadata_of(http))
@@ -89,13 +89,13 @@ class ResponseRoutes:
 class ResponseStream(EventStream):
     """The stream of a response: typed events without ids."""
 
-    def __init__(self, http: web.Request, call: Call, text_of: TextOf, asked: ResponsesBody) -> None:
+    def __init__(self, http: web.Request, call: Call, text_of: TextOf, body: ResponsesBody) -> None:
         super().__init__(http, call, text_of)
-        self._asked = asked
+        self._body = body
         self._events: ResponseForm
 
     def _form(self, created: int) -> ResponseForm:
-        self._events = ResponseForm(self._call, created, self._asked)
+        self._events = ResponseForm(self._call, created, self._body)
         return self._events
 
     async def open(self, created: int) -> None:
