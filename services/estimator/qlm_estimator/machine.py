@@ -112,7 +112,7 @@ class EstimatorMachine:
         return self._snapshot
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Takes an event at `now_s` of the queue's clock. A publication that failed is not asked for again: the next one replaces it. None
+        """Takes an event at `now_s` of the queue's clock. A publication that failed is not retried: the next one replaces it. None
         is made between the events of an entry, so that each holds all events up to its `last_event_id`, and nothing after it."""
         effects: list[Effect] = []
         match event:

@@ -9,7 +9,7 @@ Row = TypeVar("Row")
 
 
 def put_newest(rows: dict[Key, Row], key: Key, row: Row, rows_max: int) -> None:
-    """Puts a row last. Of more than `rows_max`, those go whose update is the longest ago."""
+    """Puts a row last. Beyond `rows_max`, the rows with the oldest update are removed."""
     rows.pop(key, None)
     rows[key] = row
     while len(rows) > rows_max:

@@ -87,7 +87,7 @@ class EstimatorShell:
             return machine.snapshot.version
 
     async def _lead(self, keeper: LeaseKeeper) -> None:
-        """Ends when the lease is lost. A queue that cannot be reached is asked again: what is lost is what its stream trims meanwhile."""
+        """Ends when the lease is lost. A queue that cannot be reached is polled again; only events trimmed meanwhile are lost."""
         machine: EstimatorMachine | None = None
         after, read_again_s = "0", 0.0
         while not keeper.lost.is_set():

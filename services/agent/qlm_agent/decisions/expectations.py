@@ -118,7 +118,7 @@ class Expectations:
                 self._computed[key] = (kept * computed + run.prompt_tokens - run.cached_tokens, kept * prompts + run.prompt_tokens)
 
     def uncached_share(self, model: str, slo_class: str = _ANY_CLASS) -> float:
-        """Of the prompts of the class, else of its model, the share that is computed; 1 where the engine reports nothing."""
+        """The computed share of the prompts of the class, else of its model; 1 where the engine reports nothing."""
         computed, prompts = self._computed.get((model, slo_class)) or self._computed.get((model, _ANY_CLASS), (1.0, 1.0))
         return computed / prompts
 

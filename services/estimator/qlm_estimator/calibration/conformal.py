@@ -1,7 +1,7 @@
 """Quantiles of prediction errors that track their own coverage. Pure.
 
 Adaptive conformal inference (Gibbs and Candes, "Adaptive conformal inference under distribution shift", 2021): the quantile of the last
-errors is taken at a level that rises after each miss and falls after each hit, so that the share of misses comes out as asked for,
+errors is taken at a level that rises after each miss and falls after each hit, so that the share of misses comes out as requested,
 whatever the errors do. Several rates run beside each other and are mixed by how well each would have done (DtACI: Gibbs and Candes,
 "Conformal inference for online prediction with arbitrary distribution shifts", 2022), so that a change is followed at once and a steady
 state is not disturbed (mixed evenly, p90 - p50 is 4 to 9% wider on `azure` and `drift`). Steps are smaller the more outcomes are
@@ -30,7 +30,7 @@ RATES = (0.002, 0.008, 0.032, 0.128)
 INTERVAL = 500.0
 """Outcomes that the mixture of rates is to be right over, as in DtACI."""
 ASKED_MAX = 3.0
-"""Times the share of misses that is to come, which the one that is asked of the errors is at the most."""
+"""Largest nominal share of misses, as a multiple of the share that is to come."""
 SHARE = 1.0 / (2.0 * INTERVAL)
 """Share of the weights that is divided evenly among all rates, as in DtACI."""
 
@@ -43,26 +43,26 @@ def _learning_rate(miss: float) -> float:
 
 @dataclass(slots=True)
 class _Level:
-    """The share of misses that is asked of the errors, so that a share of `miss` comes: one for each rate, and their weights."""
+    """The nominal shares of misses that lead to a share of `miss`: one for each rate, and their weights."""
 
     miss: float
-    asked: list[float]
+    nominal: list[float]
     weights: list[float] = field(default_factory=lambda: [1.0 / len(RATES)] * len(RATES))
 
     @property
     def level(self) -> float:
-        return 1.0 - sum(weight * asked for weight, asked in zip(self.weights, self.asked, strict=True))
+        return 1.0 - sum(weight * share for weight, share in zip(self.weights, self.nominal, strict=True))
 
     def learn(self, missed: bool, place: float, outstanding: int) -> None:
         """`place`: share of the errors known so far that are above this one."""
         scale = _learning_rate(self.miss)
-        losses = [self.miss * (place - asked) - min(0.0, place - asked) for asked in self.asked]
+        losses = [self.miss * (place - share) - min(0.0, place - share) for share in self.nominal]
         slower = (1.0 + outstanding) ** -0.5
         weights = [weight * math.exp(-scale * slower * loss) for weight, loss in zip(self.weights, losses, strict=True)]
         total = sum(weights)
         self.weights = [(1.0 - SHARE) * weight / total + SHARE / len(RATES) for weight in weights]
         step = slower * (self.miss - missed)
-        self.asked = [min(ASKED_MAX * self.miss, max(0.0, asked + rate * step)) for asked, rate in zip(self.asked, RATES, strict=True)]
+        self.nominal = [min(ASKED_MAX * self.miss, max(0.0, share + rate * step)) for share, rate in zip(self.nominal, RATES, strict=True)]
 
 
 ROUNDING = 1e-9
@@ -85,8 +85,7 @@ class ErrorQuantiles:
 
     @classmethod
     def restored(cls, quantiles: Sequence[float], waits: float) -> ErrorQuantiles:
-        """With these quantiles, which rest on so many waits beside the prior: errors that have them, at the levels that are asked for in
-        the beginning."""
+        """With these quantiles, which rest on so many waits beside the prior: errors that have them, at the initial levels."""
         of_prior = (float(_PRIOR_WEIGHTS[quantile >= _PRIOR_ERRORS].sum()) for quantile in quantiles)
         upto = [min(waits, level * (waits + 1.0) - prior + ROUNDING) for level, prior in zip(LEVELS, of_prior, strict=True)]
         return cls(np.array(quantiles), np.maximum(np.diff([0.0, *upto]), 0.0))

@@ -89,7 +89,7 @@ class LengthLearner:
         return {key: row.output.clock if (row := self._rows.get(key)) is not None else 0.0 for key in keys}
 
     def uncached_share(self, classes: Mapping[WorkloadKey, float]) -> float:
-        """Of the prompt of a request of these classes, what is expected to be computed: as of the narrowest that has finished any."""
+        """The expected share of the prompt of a request of these classes that is computed: as of the narrowest that has finished any."""
         return next((row.uncached.mean for key in reversed([*classes]) if (row := self._rows.get(key)) is not None), 1.0)
 
     def finish(

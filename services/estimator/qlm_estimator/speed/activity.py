@@ -1,13 +1,13 @@
 """Follows the work of one agent incarnation by its lifecycle events: running requests, prefilled and decoded tokens.
 
-Prefills are taken to be done one after the other as requests are pulled. The totals grow with the steps of the engine, so what went on
+Prefills are taken to be done one after the other as requests are pulled. The totals grow with the steps of the engine, so the work
 during a run is a difference of two readings. A step takes as long as the profile says of what decodes then, and of a chunk of a prefill
 that rides along: while a batch fills, seconds pass and few steps are made, and means over a run's seconds would be of another time than its
 tokens were made in. Every decoding request gets a token in each step, so what each has made is a difference of two readings of one clock
 that counts steps.
 
-An engine with lookahead holds requests that wait for a seat and for KV; their prefills begin as others leave. Who waits is the policy's
-choice, so beside a run that was taken to wait there were those of its whole stay.
+An engine with lookahead holds requests that wait for a seat and for KV; their prefills begin as others leave. The policy chooses
+who waits, so beside a run that was taken to wait there were those of its whole stay.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ class Activity:
     def leave(
         self, at_s: float, queue_id: str, ended_s: float, output_tokens: int = 0, first_token_s: float = 0.0, paused_s: float = 0.0
     ) -> FinishedRun | None:
-        """A request ran here until `ended_s`, reported at `at_s`; what it went through, if its pull was seen. An end that is not
-        after the pull is taken to be at `at_s`. `output_tokens`: that it made here, `first_token_s`: when the first of them came; 0 where
-        nobody knows. `paused_s`: in which it had no seat since then: its time tells nothing of the steps."""
+        """A request ran here until `ended_s`, reported at `at_s`; its work, if its pull was seen. An end that is not
+        after the pull is taken to be at `at_s`. `output_tokens`: that it made here, `first_token_s`: when the first was made; 0 where
+        nobody knows. `paused_s`: in which it had no seat since then: its time says nothing of the steps."""
         self._advance(at_s)
         run = self._runs.get(queue_id)
         if run is not None and first_token_s > 0.0 and not self._seats:  # its prompt is done, and all before it
@@ -164,7 +164,7 @@ class Activity:
             self._unknown = max(0, self._unknown - 1)
             return None
         then = run.decode_began or (run.at_pull if self._seats else None)
-        if then is None:  # its prefill came earlier than it was taken to
+        if then is None:  # its prefill was earlier than assumed
             return None
         now = self._now
         steps = now.steps - then.steps
@@ -265,8 +265,8 @@ class Activity:
         return hardware.prefill_work_s(run.prefill_tokens, run.prefill_squares) / run.prefill_tokens + beside_s / PREFILL_CHUNK_TOKENS
 
     def _done_behind(self, run: Run, steps: int, first_token_s: float, seconds: float) -> float:
-        """Prompt tokens pulled behind a run that were prefilled in its steps, evenly over its seconds: all that was there, as far as a
-        chunk in each step went. Of the chunk that ended its own prefill, others had half, where there were any."""
+        """Prompt tokens pulled behind a run that were prefilled in its steps, evenly over its seconds: at most a chunk in
+        each step. Others had half of the chunk that ended its own prefill, where there were any."""
         if steps < 1:
             return 0.0
         step_s = seconds / steps

@@ -34,7 +34,7 @@ def prior_s(row: HardwareProfile) -> float:
 
 
 class BaseRows:
-    """The rows of pairs. Those from facts are made when they are first asked for."""
+    """The rows of pairs. Those from facts are made at the first request."""
 
     def __init__(self, *, shipped: tuple[HardwareProfile, ...], facts: Mapping[str, ModelFacts | None] | None = None) -> None:
         """`facts`: of models by the name of their profile, where they are not those that QLM knows."""
@@ -61,5 +61,5 @@ class BaseRows:
                 put_newest(self._measured, row.key, row, ROWS_MAX)
 
     def rows(self) -> tuple[HardwareProfile, ...]:
-        """All of them, those from facts as far as they were asked for."""
+        """All of them, those from facts as far as requested."""
         return tuple({**self._shipped, **self._measured, **self._from_facts}.values())

@@ -147,8 +147,8 @@ class Run:
             except ServerError as error:
                 if self._heard is not heard or not error.passing or attempt == TRIES_MAX:
                     raise
-                asked_s = error.retry_after_s if isinstance(error, ServerRefused) else 0.0
-                await asyncio.sleep(max(asked_s, min(RETRY_MAX_S, RETRY_MIN_S * 2 ** (attempt - 1))))
+                server_s = error.retry_after_s if isinstance(error, ServerRefused) else 0.0
+                await asyncio.sleep(max(server_s, min(RETRY_MAX_S, RETRY_MIN_S * 2 ** (attempt - 1))))
         raise AssertionError("the last try returns or raises")
 
     async def _prompt(self) -> str | Sequence[int] | ChatPrompt:

@@ -65,7 +65,7 @@ class TrailPlus(Trail):
 
 
 class LearningToRank(Trail):
-    """LTR (Fu et al., 2024): waiting runs by the rank of their length, predicted once at their arrival. Ranks tell who is shorter, not by
+    """LTR (Fu et al., 2024): waiting runs by the rank of their length, predicted once at their arrival. Ranks say which is shorter, not by
     how much, so no run is preempted for another."""
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ class BatchState:
         return blocks_for(run.prompt_tokens + run.produced_tokens) + self.spare_blocks() <= self.kv.free
 
     def cached_tokens(self, run: RunState) -> int:
-        """What the prefix cache has of a prompt."""
+        """The tokens of a prompt in the prefix cache."""
         return min(self.cached_prefix_tokens, run.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def blocks_given_back(self, run: RunState) -> int:

@@ -18,7 +18,7 @@ class DecodingRuns:
         self.context_tokens = 0
         self._residues = [0] * BLOCK_TOKENS  # runs that need a block at steps of this residue
         self._ends: list[tuple[int, int, RunState]] = []
-        self._joins = 0
+        self._starts = 0
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -31,12 +31,12 @@ class DecodingRuns:
     def start(self, run: RunState) -> None:
         """The run decodes from the next step on."""
         run.phase = Phase.DECODE
-        run.joined_step = self.steps
+        run.settled_step = self.steps
         self.runs[run.run_id] = run
         self.context_tokens += run.kv_tokens
         self._residues[self._residue(run)] += 1
-        self._joins += 1
-        heapq.heappush(self._ends, (run.end_step(), self._joins, run))
+        self._starts += 1
+        heapq.heappush(self._ends, (run.end_step(), self._starts, run))
 
     def stop(self, run: RunState) -> int:
         """Takes a run out and settles its output, without the step under way; returns its written KV tokens."""
@@ -45,7 +45,7 @@ class DecodingRuns:
         self.context_tokens -= held
         self._residues[self._residue(run)] -= 1
         run.produced_tokens = run.produced_at(self.steps)
-        run.joined_step = self.steps
+        run.settled_step = self.steps
         return held
 
     def step(self) -> list[RunState]:
@@ -55,11 +55,11 @@ class DecodingRuns:
         ended: list[RunState] = []
         while self._ends and self._ends[0][0] <= self.steps:
             step, _, run = heapq.heappop(self._ends)
-            # Of a run that was taken out since, the entry is old; if no step was made meanwhile, both are alike.
+            # The entry of a run taken out since is old; if no step was made meanwhile, both are alike.
             if run.phase is Phase.DECODE and run.end_step() == step and run not in ended:
                 ended.append(run)
         return ended
 
     def _residue(self, run: RunState) -> int:
         """A step writes one token, so a run needs a block when its tokens fill its blocks: at steps of this residue."""
-        return (run.joined_step - run.kv_tokens) % BLOCK_TOKENS
+        return (run.settled_step - run.kv_tokens) % BLOCK_TOKENS

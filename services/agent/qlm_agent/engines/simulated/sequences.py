@@ -23,7 +23,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RunState(SequenceView):
-    """One run, mutable. While it decodes, `produced_tokens` is as of the decode step `joined_step`: every decoding run gets one token a
+    """One run, mutable. While it decodes, `produced_tokens` is as of the decode step `settled_step`: every decoding run gets one token a
     step, so it need not be updated in between; `settle` does, for a policy to read."""
 
     target_tokens: int  # produced tokens at its end
@@ -33,7 +33,7 @@ class RunState(SequenceView):
     prefill_tokens: int = 0  # of this prefill, 0 before it
     prefill_done: int = 0
     cached_tokens: int | None = None  # of its first prefill here
-    joined_step: int = 0
+    settled_step: int = 0
     seated_at_s: float = 0.0  # `served_s` of the batch, as of `served_s`
     moving_blocks: int = 0  # KV of the GPU while it is MOVING or PAUSED
     started_s: float | None = None
@@ -52,7 +52,7 @@ class RunState(SequenceView):
     def settle(self, decode_steps: int, served_s: float) -> None:
         """Brings a running run up to date, after so many decode steps and seconds of steps of the batch."""
         self.produced_tokens = self.produced_at(decode_steps)
-        self.joined_step = decode_steps
+        self.settled_step = decode_steps
         self.served_s += served_s - self.seated_at_s
         self.seated_at_s = served_s
 
@@ -63,7 +63,7 @@ class RunState(SequenceView):
 
     def produced_at(self, decode_steps: int) -> int:
         """Tokens produced after so many decode steps of the engine."""
-        return self.produced_tokens + (decode_steps - self.joined_step if self.phase is Phase.DECODE else 0)
+        return self.produced_tokens + (decode_steps - self.settled_step if self.phase is Phase.DECODE else 0)
 
     def held_at(self, decode_steps: int) -> int:
         """Tokens of KV written: the next step writes that of the last token."""
@@ -71,7 +71,7 @@ class RunState(SequenceView):
 
     def end_step(self) -> int:
         """The decode step that makes its last token."""
-        return self.joined_step + self.target_tokens - self.produced_tokens
+        return self.settled_step + self.target_tokens - self.produced_tokens
 
 
 @dataclass(slots=True)
