@@ -13,7 +13,7 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :result:<tenant>:<request_id>   string, TTL: "<16 bytes digest><state><attempts> <produced bytes> <queue id> <bytes of incarnation>
                                     <incarnation>\\n" + Result; "erased" where it was
     :progress:<queue id>            string: output so far
-    :logprobs:<queue id>            string, of a request that asked for them: a `Result.logprobs` field for each of its tokens
+    :logprobs:<queue id>            string, of a request that wants them: a `Result.logprobs` field for each of its tokens
     :group:<gid>                    sorted set: waiting queue ids by acceptance number
     :group_meta:<gid>               hash: live, prompt_tokens (waiting), first_deadline, last_deadline, slo_least (s), and the planner's
                                     own fields

@@ -14,7 +14,7 @@ Rules that hold for every operation:
 - A call with an old lease raises LeaseLost and changes nothing; an item with an old incarnation, attempt or state is reported and changes
   nothing. Ownership is (incarnation, attempt) in the request's record: `emit`, `complete`, `unpull` and `requeue` need ownership alone, so
   that what was held while the server was away is written after it; `pull` also needs the live lease of the registered incarnation.
-- `Unavailable` means that the server could not be asked or did not answer in time: the call may or may not have happened.
+- `Unavailable` means that the server could not be reached or did not answer in time: the call may or may not have happened.
 - Times are seconds of the server's clock. All streams are trimmed to the bounds in `Bounds`.
 
 A group is *open* while it has waiting (PLACED) requests, and then on exactly one virtual queue; it leaves its virtual queue when its last
@@ -174,7 +174,7 @@ class Queue(Protocol):
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         """Moves whole groups (see QueueSegment), one segment after the other. Sends "head" to instances whose first group changed (or
-        went), and writes an event GROUPS_MOVED for the groups of each segment that are on another queue now. A chunk that names a
+        left), and writes an event GROUPS_MOVED for the groups of each segment that are on another queue now. A chunk that names a
         group twice raises ValueError."""
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:

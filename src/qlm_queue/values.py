@@ -266,9 +266,9 @@ class GroupBehind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
-    """`head`: the first group now on the virtual queue, None if it is empty; a model other than the one pulled for asks for a model swap.
+    """`head`: the first group now on the virtual queue, None if it is empty; a model other than the one pulled for needs a model swap.
     `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0; `suspect`: it is to run alone.
-    `behind`: the first groups behind the head in the order of the queue, as many as the budget asks for."""
+    `behind`: the first groups behind the head in the order of the queue, as many as the budget names."""
 
     pulled: Sequence[Pulled]
     head: HeadGroup | None
@@ -328,7 +328,7 @@ class TerminalRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """One of `ended` and `live` is set; of its body `live` has the model alone. `progress`: the bytes from the offset asked for;
+    """One of `ended` and `live` is set; of its body `live` has the model alone. `progress`: the bytes from the requested offset;
     `produced`: bytes produced in all. `logprobs`: of the tokens in `progress`, where the request is live (see `Emission`); those of one
     that has ended are in its Result."""
 

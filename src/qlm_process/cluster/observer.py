@@ -61,7 +61,7 @@ class ClusterObserver:
         credentials: Credentials | None = None,
         own_status: StatusOf | None = None,
     ) -> None:
-        """`window_s`: seconds that outcomes are asked for; 0: the estimator's default. `credentials`: by default the environment's.
+        """`window_s`: seconds that outcomes are for; 0: the estimator's default. `credentials`: by default the environment's.
         `own_status`: of an observer inside a gateway, which then is the one of `gateways`, by any name, and is not called over gRPC."""
         self._credentials = credentials or credentials_of()
         self._metadata: Metadata = self._credentials.metadata
@@ -120,14 +120,14 @@ class ClusterObserver:
         self._agents = {name: known[name] or self._agents.get(name, "") for name in names}
 
     async def _ask_gateways(self) -> tuple[list[PartView], gateway_pb2.QueueStatusResponse | None]:
-        """All are asked, so that each is seen; the first answer counts."""
-        asked = await asyncio.gather(*(self._ask("gateway", address, self._status) for address in self._gateways))
-        return [part for part, _ in asked], next((answer for _, answer in asked if answer is not None), None)
+        """Calls all of them, so that each is seen; the first answer counts."""
+        answers = await asyncio.gather(*(self._ask("gateway", address, self._status) for address in self._gateways))
+        return [part for part, _ in answers], next((answer for _, answer in answers if answer is not None), None)
 
     async def _ask_agents(self) -> dict[str, tuple[PartView, AgentView | None]]:
         names = list(self._agents)
-        asked = await asyncio.gather(*(self._ask(name, self._agents[name], self._agent) for name in names))
-        return dict(zip(names, asked, strict=True))
+        answers = await asyncio.gather(*(self._ask(name, self._agents[name], self._agent) for name in names))
+        return dict(zip(names, answers, strict=True))
 
     async def _ask(self, name: str, address: str, call: Callable[[str], Awaitable[Answer]]) -> tuple[PartView, Answer | None]:
         if not address:
@@ -142,7 +142,7 @@ class ClusterObserver:
         return PartView(name=name, address=address, problem=_in_short(error)), None
 
     def _follow(self, name: str, error: QlmError) -> None:
-        """A standby names the leader: that one is asked next."""
+        """A standby names the leader, which is called next."""
         leader = error.details.get("leader", "") if error.reason == "NOT_LEADER" else ""
         if leader and name == "planner":
             self._planner = leader

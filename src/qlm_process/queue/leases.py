@@ -26,7 +26,7 @@ def new_nonce() -> str:
 
 class LeaseKeeper:
     """Renews a lease every `renew_s`. A renewal has half of what is then left of the lease (a third of all, where it is renewed every
-    third); without an answer it is asked again at once, on another connection: a lost answer does not cost the lease.
+    third); without an answer it is sent again at once, on another connection: a lost answer does not cost the lease.
 
     `lost` is set when the server says so (or a bug ended the renewing); a lost lease is never renewed. While the server is away the
     keeper goes on trying: nobody can take a lease there, and scripts with an old one change nothing.
@@ -59,7 +59,7 @@ class LeaseKeeper:
 
     @property
     def renewed_before_s(self) -> float:
-        """Seconds since the last renewal that was answered had been asked for, or since the lease was won."""
+        """Seconds since the last answered renewal was sent, or since the lease was won."""
         return self._monotonic() - self._renewed_s
 
     async def start(self) -> None:
@@ -68,7 +68,7 @@ class LeaseKeeper:
             self._task = asyncio.create_task(self._keep(), name=f"lease-{self.lease.role}")
 
     async def stop(self, *, release: bool = False) -> None:
-        """Ends renewing, and gives the lease back if asked to (where the server is away it expires). Safe unstarted and twice."""
+        """Ends renewing, and gives the lease back if `release` (where the server is away it expires). Safe unstarted and twice."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -94,7 +94,7 @@ class LeaseKeeper:
         while True:
             slept_s = self._monotonic()
             await self._sleep(pause_s)
-            asked_s = self._monotonic()
+            sent_s = self._monotonic()
             try:
                 await self._queue.renew_lease(self.lease, self._ttl_s, self._within_s)
             except (LeaseLost, Unavailable) as error:
@@ -103,15 +103,15 @@ class LeaseKeeper:
                     "lease_lost" if lost else "lease_not_renewed",
                     role=self.lease.role,
                     error=str(error),
-                    woke_late_s=round(max(0.0, asked_s - slept_s - pause_s), 3),
-                    answered_after_s=round(self._monotonic() - asked_s, 3),
+                    woke_late_s=round(max(0.0, sent_s - slept_s - pause_s), 3),
+                    answered_after_s=round(self._monotonic() - sent_s, 3),
                     renewed_before_s=round(self.renewed_before_s, 3),
                 )
                 if lost:
                     return
-                pause_s = max(0.0, min(self._renew_s, self._within_s) - (self._monotonic() - asked_s))
+                pause_s = max(0.0, min(self._renew_s, self._within_s) - (self._monotonic() - sent_s))
             else:
-                self._renewed_s = asked_s
+                self._renewed_s = sent_s
                 pause_s = self._renew_s
 
 

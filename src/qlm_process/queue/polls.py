@@ -2,7 +2,7 @@
 
 A whole overview stops the queue's server for 11 us a group, which is a tenth of a second for 10,000 groups. So with many groups a reading
 has only those that have changed most likely: groups that are new or left their queue, those that are served next, and those that requests
-join; and of all others some in turn. Of these it has what was seen last.
+join; and of all others some in turn. These are as last seen.
 """
 
 from __future__ import annotations

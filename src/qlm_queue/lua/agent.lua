@@ -37,7 +37,7 @@ end
 local function pull_from_group(batch, answer, room, gid, model, incarnation, expired_result)
   local prefix, now = batch.prefix, now_ms()
   local members = group_keys(prefix, gid)
-  local ids, tokens, states, told, of_model = {}, 0, {}, { group = gid, owner = incarnation }, pb_bytes(10, model)
+  local ids, tokens, states, event, of_model = {}, 0, {}, { group = gid, owner = incarnation }, pb_bytes(10, model)
   local waiting = redis.call('ZRANGE', members, 0, math.min(room.requests, room.looks) - 1)
   if #waiting == 0 then error('group ' .. gid .. ' is on a queue and has no members') end  -- else `pull` would go on for ever
   for _, id in ipairs(waiting) do
@@ -70,9 +70,9 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
       room.requests, room.kv_tokens, room.any_size, room.first = room.requests - 1, room.kv_tokens - need, false, false
       redis.call('HSET', hash_key, 's', state.stored)
       ids[#ids + 1], tokens = id, tokens + prompt_tokens
-      told.id, told.attempt, told.prompt_tokens = id, state.attempt, prompt_tokens
-      told.number, told.accepted_ms = tonumber(number), tonumber(accepted_ms)
-      add_event(batch, 'pulled', told, nil, of_model)
+      event.id, event.attempt, event.prompt_tokens = id, state.attempt, prompt_tokens
+      event.number, event.accepted_ms = tonumber(number), tonumber(accepted_ms)
+      add_event(batch, 'pulled', event, nil, of_model)
       local at = #answer
       answer[at + 1], answer[at + 2], answer[at + 3], answer[at + 4] = hash_key, fixed, state.stored, fields[3]
       answer[at + 5], answer[at + 6], answer[at + 7] = gid, body, with_logprobs(prefix, id, state, progress)
@@ -173,7 +173,7 @@ local function give_back(keys, args)
   return statuses
 end
 
--- Where the caller owns a request: its gateway, whether it has output, and its fixed part. It is asked for each token, so it reads and parses no more.
+-- Where the caller owns a request: its gateway, whether it has output, and its fixed part. It is called for each token, so it reads and parses no more.
 local function read_owned(hash_key, id, incarnation, attempt)
   local fields = redis.call('HMGET', hash_key, 'f', 's', 'w')
   if not fields[1] or string.sub(fields[1], 17, 17 + #id) ~= id .. ' ' then return nil end

@@ -23,23 +23,23 @@ end
 -- groups that moved to another queue since, so that only the queue that a segment is put on is written anew.
 local function put_segment(lists, where, segment)
   for _, gid in ipairs(segment.gids) do where[gid] = false end
-  local joined, kept, name = {}, 0, segment.name
+  local order, kept, name = {}, 0, segment.name
   local function put()
     for _, gid in ipairs(segment.gids) do
-      joined[#joined + 1] = gid
+      order[#order + 1] = gid
       where[gid] = name
     end
   end
   if segment.start == 0 then put() end
   for _, gid in ipairs(lists[name]) do
     if where[gid] == nil or (where[gid] == name and not segment.named[gid]) then
-      joined[#joined + 1] = gid
+      order[#order + 1] = gid
       kept = kept + 1
       if kept == segment.start then put() end
     end
   end
   if kept < segment.start then put() end
-  lists[name] = joined
+  lists[name] = order
 end
 
 -- The final order of a queue, and whether it differs from the one before.
@@ -137,12 +137,12 @@ local function apply_plan(keys, args)
   local batch = open_batch(prefix, bounds)
   local moved, leaving = {}, {}
   for _, segment in ipairs(segments) do
-    local name, came = segment.name, {}
+    local name, arrived = segment.name, {}
     local place = ON .. name
     for _, gid in ipairs(segment.gids) do
       local from = origin[gid]
       if from ~= name then
-        came[#came + 1] = gid
+        arrived[#arrived + 1] = gid
         moved[#moved + 1] = gid
         moved[#moved + 1] = place
         if not lists[from] then
@@ -151,7 +151,7 @@ local function apply_plan(keys, args)
         end
       end
     end
-    if #came > 0 then add_moved_event(batch, name, came) end
+    if #arrived > 0 then add_moved_event(batch, name, arrived) end
   end
   if #moved > 0 then redis.call('HSET', prefix .. ':groups', unpack(moved)) end
   local grown = {}

@@ -67,7 +67,7 @@ local function whole_record(hash_key)
   return read_request(hash_key)
 end
 
--- Of a request whose record is lost: what ends it.
+-- The end of a request whose record is lost.
 local function remnant(hash_key, id)
   local gateway, group = redis.pcall('HGET', hash_key, 'w'), redis.pcall('HGET', hash_key, 'g')
   return {
@@ -322,7 +322,7 @@ local function repair_keys(keys, args)
     elseif CHECKS[kind] then
       readable[#readable + 1] = { CHECKS[kind], name, rest }
     end
-    -- A counted number is never given twice: incarnations and leases are told apart by it.
+    -- A counted number is never given twice: it distinguishes incarnations and leases.
     if kind == 'fence' and repair.fix and redis.call('EXISTS', name) == 0 then redis.call('SET', name, integer(now_ms())) end
   end
   for _, check in ipairs(readable) do check[1](repair, check[2], check[3]) end

@@ -34,7 +34,7 @@ local function add_event(batch, kind, record, cause, extra)
     .. pb_uint(7, record.accepted_ms) .. pb_uint(9, record.prompt_tokens) .. (extra or ''))
 end
 
--- Of a request that waits, or waited: when its first output was stored, for its event.
+-- When the first output of a request that waits, or waited, was stored, for its event.
 local function first_output(record)
   return pb_seconds(13, record.first_output_ms)
 end
@@ -92,11 +92,11 @@ local function group_keys(prefix, gid)
   return prefix .. ':group:' .. gid, prefix .. ':group_meta:' .. gid
 end
 
--- The call's changes of a group: `joined` (score, id…), `tokens` waiting, `live`.
+-- The call's changes of a group: `added` (score, id…), `tokens` waiting, `live`.
 local function changes_of(batch, gid)
   local group = batch.groups[gid]
   if not group then
-    group = { joined = {}, tokens = 0, live = 0 }
+    group = { added = {}, tokens = 0, live = 0 }
     batch.groups[gid] = group
     batch.group_ids[#batch.group_ids + 1] = gid
   end
@@ -106,9 +106,9 @@ end
 -- Makes a request a waiting one of its group, at the place of its acceptance number.
 local function join_group(batch, gid, record)
   local group = changes_of(batch, gid)
-  local joined = group.joined
-  joined[#joined + 1] = record.number
-  joined[#joined + 1] = record.id
+  local added = group.added
+  added[#added + 1] = record.number
+  added[#added + 1] = record.id
   group.tokens = group.tokens + record.prompt_tokens
 end
 
@@ -126,7 +126,7 @@ end
 local function write_groups(batch)
   for _, gid in ipairs(batch.group_ids) do
     local group, members, meta = batch.groups[gid], group_keys(batch.prefix, gid)
-    if #group.joined > 0 then redis.call('ZADD', members, unpack(group.joined)) end
+    if #group.added > 0 then redis.call('ZADD', members, unpack(group.added)) end
     if group.tokens ~= 0 then redis.call('HINCRBY', meta, 'prompt_tokens', integer(group.tokens)) end
     if group.live ~= 0 and redis.call('HINCRBY', meta, 'live', group.live) <= 0 then
       redis.call('DEL', meta)
@@ -348,17 +348,17 @@ local function finish(batch, record, state, result, body, progress, frame, event
   local finished_ms = now_ms()
   local model, ended_by = '', by_owner and record.owner or ''
   if not pb_has(result, 3) then model = pb_bytes(3, model_of(body or read_entry(prefix, id))) end
-  local told = result .. pb_bytes(1, unescape(tenant)) .. pb_bytes(2, unescape(request_id)) .. model
+  local message = result .. pb_bytes(1, unescape(tenant)) .. pb_bytes(2, unescape(request_id)) .. model
     .. pb_uint(4, STATE_NUMBER[state]) .. pb_uint(9, record.attempt) .. pb_bytes(10, id) .. pb_bytes(11, ended_by)
     .. pb_bytes(8, pb_double(1, record.accepted_ms / 1000) .. pb_seconds(2, record.started_ms) .. pb_seconds(3, record.first_output_ms)
       .. pb_double(4, finished_ms / 1000) .. pb_seconds(5, record.placed_ms or ''))
   local logprobs, stored_logprobs = take_logprobs(prefix, id, record)
   local output = record.form == '1' and progress or logprobs .. pb_bytes(14, progress)
   local header = state .. integer(record.attempt) .. ' ' .. #progress .. ' ' .. id .. ' ' .. #ended_by .. ' ' .. ended_by .. '\n'
-  redis.call('SET', result_key_of(prefix, record.key), record.digest .. header .. told .. output, 'PX', batch.bounds.result_ttl_ms)
+  redis.call('SET', result_key_of(prefix, record.key), record.digest .. header .. message .. output, 'PX', batch.bounds.result_ttl_ms)
 
   if frame == '' then frame = pb_bytes(1, id) .. pb_uint(2, record.attempt) end
-  add_frame(batch, record.gateway, frame .. pb_bytes(6, told))
+  add_frame(batch, record.gateway, frame .. pb_bytes(6, message))
   add_event(batch, state, record, nil, record.state == 'P' and first_output(record) or event)
 
   if record.state == 'A' then

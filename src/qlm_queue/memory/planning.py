@@ -152,10 +152,10 @@ def apply_plan(state: MemoryState, now_s: float, lease: Lease, chunk: PlanChunk)
             state.queues[group.instance].group_ids.remove(group_id)
             group.instance = group.last_instance = segment.instance
         state.queues[segment.instance].group_ids[segment.start : segment.start] = found
-        came = [group_id for group_id in found if was_on[group_id] != segment.instance]
-        if came:
-            step.groups_moved(segment.instance, came)
-            moved += len(came)
+        arrived = [group_id for group_id in found if was_on[group_id] != segment.instance]
+        if arrived:
+            step.groups_moved(segment.instance, arrived)
+            moved += len(arrived)
     step.send()
     for name, group_ids in sorted(before.items()):
         _note_change(state, now_s, name, group_ids)

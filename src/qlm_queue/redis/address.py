@@ -27,7 +27,7 @@ SENTINEL_PORT, SERVER_PORT = 26379, 6379
 NODES_MAX = 64
 """Nodes of a Cluster that are remembered beside those of the URL."""
 TRIES_IN_TIME = 4
-"""Nodes that do not answer may be asked one after the other within the timeout of a call."""
+"""Nodes that do not answer may be tried one after the other within the timeout of a call."""
 
 Node = tuple[str, int]
 
@@ -86,11 +86,11 @@ class ServerAddress:
     async def _primary_by_sentinels(self) -> Node:
         """The newest configuration that the first majority of them knows: one that was cut off may still name the primary before."""
         options = {**self._options, **self._sentinel, "db": 0}
-        asked = [asyncio.create_task(self._ask(node, options, "SENTINEL", "MASTER", self._master)) for node in self._nodes]
+        tasks = [asyncio.create_task(self._ask(node, options, "SENTINEL", "MASTER", self._master)) for node in self._nodes]
         known: list[tuple[int, Node]] = []
         failure: Exception | None = None
         try:
-            for answer in asyncio.as_completed(asked):
+            for answer in asyncio.as_completed(tasks):
                 try:
                     flat = [item.decode() for item in await answer]
                 except (redis.RedisError, OSError, TimeoutError) as error:
@@ -98,12 +98,12 @@ class ServerAddress:
                     continue
                 fields = dict(zip(flat[::2], flat[1::2], strict=True))
                 known.append((int(fields["config-epoch"]), (fields["ip"], int(fields["port"]))))
-                if len(known) > len(asked) // 2:
+                if len(known) > len(tasks) // 2:
                     break
         finally:
-            for task in asked:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         if not known:
             raise redis.ConnectionError(f"no Sentinel names the primary {self._master!r}: {failure}")
         return max(known)[1]
@@ -112,18 +112,18 @@ class ServerAddress:
         slot = key_slot(self._key.encode())
         failure: Exception | None = None
         for _ in range(TRIES_IN_TIME):
-            self._turn += 1  # an answer may be out of date, so another node is asked next time
+            self._turn += 1  # an answer may be out of date, so another node is tried next time
             node = self._nodes[self._turn % len(self._nodes)]
             try:
                 ranges = await self._ask(node, {**self._options, "db": 0}, "CLUSTER", "SLOTS")
             except (redis.RedisError, OSError, TimeoutError) as error:
                 failure = error
                 continue
-            members = {_told(member, node) for served in ranges for member in served[2:]} - set(self._named)
+            members = {_node_in(member, node) for served in ranges for member in served[2:]} - set(self._named)
             self._nodes = (*self._named, *sorted(members)[:NODES_MAX])
             for first, last, primary, *_ in ranges:
                 if first <= slot <= last:
-                    return _told(primary, node)
+                    return _node_in(primary, node)
             failure = redis.ConnectionError(f"nobody serves slot {slot}")
         raise redis.ConnectionError(f"no node of the Cluster names the server of slot {slot}: {failure}")
 
@@ -147,7 +147,7 @@ def _node(text: str, default_port: int) -> Node:
     return parts.hostname, parts.port or default_port
 
 
-def _told(entry: Sequence[Any], asked: Node) -> Node:
-    """A node in an answer to CLUSTER SLOTS; one that does not know its host is reached where the one that was asked is."""
+def _node_in(entry: Sequence[Any], answering: Node) -> Node:
+    """A node in an answer to CLUSTER SLOTS; one that does not know its host has that of the answering node."""
     host = (entry[0] or b"").decode()
-    return (host if host not in ("", "?") else asked[0]), int(entry[1])
+    return (host if host not in ("", "?") else answering[0]), int(entry[1])

@@ -34,8 +34,8 @@ these leave alone is none."""
 LASTING = frozenset(
     {"acquire_lease", "register", "accept", "attach", "cancel", "erase", "give_back", "complete", "find", "pause", "resume"}
 )
-"""Calls whose answers somebody outside hears, or forgets what is written by: at durability `replica` they wait for replicas. Of others the
-caller still has what they wrote, and notices that it is gone (`pull`, `emit`: STALE, GAP)."""
+"""Calls whose answers somebody outside hears, or forgets what is written by: at durability `replica` they wait for replicas. The caller
+of others still has what they wrote, and notices that it is gone (`pull`, `emit`: STALE, GAP)."""
 
 REPAIR_GAP_S = 1.0
 """Between two repairs of one process, which its calls began."""
@@ -199,7 +199,7 @@ class RedisCalls:
 
 async def _agree_on_version(ask: Callable[..., Awaitable[Any]], key: str, queue_name: str, own: int) -> None:
     """Writes the version of this build into a queue that has none, or a damaged one. `ask`: makes one command, answered as the server gives
-    it. Raises ConfigError for another version. A server that takes no writes now is asked again at the next connection."""
+    it. Raises ConfigError for another version. A server that takes no writes now is tried again at the next connection."""
     try:
         stored: bytes | None = await ask("GET", key)
     except redis.ResponseError:  # of another type

@@ -102,7 +102,7 @@ class Pipe(asyncio.Protocol):
         try:
             while (answer := self._reader.gets()) is not _NOTHING_YET:
                 self._answered(answer)
-        except (exceptions.RedisError, IndexError) as error:  # not the protocol, or an answer that nobody asked for
+        except (exceptions.RedisError, IndexError) as error:  # not the protocol, or an unrequested answer
             self._break(error)
 
     def connection_lost(self, exc: Exception | None) -> None:

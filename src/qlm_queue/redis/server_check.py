@@ -188,7 +188,7 @@ class ServerWatch:
             self._last = self._newest
 
     def counted(self, before: int, found: int, *, lasting: bool = False) -> None:
-        """The server has counted `found` acceptances, asked when `accepted_count` was `before`. `lasting`: as its replicas have."""
+        """The server has counted `found` acceptances, read when `accepted_count` was `before`. `lasting`: as its replicas have."""
         if found < before:
             self._lose(f"it counts {found} acceptances, and has counted {before}", found)
         if lasting or not self._replicas:  # else the last ones may be lost with the server, before their clients had an answer
