@@ -86,12 +86,12 @@ class TokenStream:
 
     @property
     def address(self) -> str:
-        """The gateway that the output comes from, or came from last; "" before the first call."""
+        """The gateway that sends the output, or sent the last; "" before the first call."""
         return self._calls.address
 
     @property
     def resumes(self) -> int:
-        """How often it went on, after acceptance, where a connection had ended."""
+        """How often it resumed, after acceptance, when a connection had ended."""
         return self._calls.resumes
 
     async def wait_accepted(self) -> Accepted:

@@ -98,7 +98,7 @@ class TokenLogprobs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenChunk:
     """Consecutive output: token ids (or `pieces`, from engines that give only text) from index `offset` on, and as text. `logprobs`: one
-    for each token, where they were asked for."""
+    for each token, where requested."""
 
     offset: int
     token_ids: tuple[int, ...]

@@ -107,11 +107,11 @@ def _answer(client: qlm.Client, model: str, prompt: str, options: RequestOptions
     notes = plain_console(stderr=True, soft_wrap=True)
     text: list[str] = []
 
-    def tell(waiting: qlm.Outlook) -> None:
+    def report(waiting: qlm.Outlook) -> None:
         within_line = "\n" if text else ""  # one that was evicted waits again
         notes.print(f"{within_line}{waiting.state}: {outlook(waiting)}", style="dim", highlight=False)
 
-    tokens = client.generate(model, prompt, outlook_every_s=OUTLOOK_EVERY_S if stream else 0.0, on_outlook=tell, **options)
+    tokens = client.generate(model, prompt, outlook_every_s=OUTLOOK_EVERY_S if stream else 0.0, on_outlook=report, **options)
     ended: QlmError | None = None
     try:
         if stream:

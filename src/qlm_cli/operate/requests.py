@@ -87,7 +87,7 @@ def show(request_id: str, as_json: bool, tenant: str, addresses: tuple[str, ...]
     ended."""
     with qlm.Client(list(addresses), tenant=tenant, credentials=credentials()) as client:
         found = client.status(request_id).request
-    assert found is not None, "asked for by its id"
+    assert found is not None, "requested by its id"
     if as_json:
         click.echo(json_text(asdict(found)))
     else:

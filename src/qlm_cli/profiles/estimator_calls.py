@@ -29,19 +29,19 @@ def estimator_option(command: F) -> F:
     )(command)
 
 
-def asked(estimator: str | None, addresses: tuple[str, ...], method: Method[Message, Answer], request: Message) -> Answer:
-    """Asks the estimator; a standby names the leader, which is asked then. Raises QlmError."""
+def call_estimator(estimator: str | None, addresses: tuple[str, ...], method: Method[Message, Answer], request: Message) -> Answer:
+    """Calls the estimator; if a standby answers, the leader that it names. Raises QlmError."""
     address = estimator or _leader(addresses)
     try:
-        return _ask(address, method, request)
+        return _call(address, method, request)
     except QlmError as error:
         leader = error.details.get("leader", "") if error.reason == "NOT_LEADER" else ""
         if not leader or leader == address:
             raise
-        return _ask(leader, method, request)
+        return _call(leader, method, request)
 
 
-def _ask(address: str, method: Method[Message, Answer], request: Message) -> Answer:
+def _call(address: str, method: Method[Message, Answer], request: Message) -> Answer:
     options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.max_send_message_length", MESSAGE_BYTES_MAX)]
     access = credentials()
     with access.channel(address, options) as channel:

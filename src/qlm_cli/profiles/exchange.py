@@ -15,7 +15,7 @@ from rich.table import Table
 from qlm.api.v1 import estimator_pb2
 from qlm_cli.console import columns, plain_console
 from qlm_cli.options import address_option
-from qlm_cli.profiles.estimator_calls import asked, estimator_option
+from qlm_cli.profiles.estimator_calls import call_estimator, estimator_option
 from qlm_core.profiles.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
 from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.vocabulary.errors import InvalidRequest
@@ -92,7 +92,7 @@ def import_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> Non
         raise click.UsageError(f"{file}: {error}") from error
     request = estimator_pb2.ImportProfilesRequest(profiles=profile_wire.to_proto(snapshot))
     try:
-        answer = asked(*where, lambda stub: stub.ImportProfiles, request)
+        answer = call_estimator(*where, lambda stub: stub.ImportProfiles, request)
     except InvalidRequest as error:
         raise click.UsageError(f"{file}: {error.message}") from error
     click.echo(f"{answer.hardware} hardware and {answer.workload} workload rows are in version {answer.version}")
@@ -100,7 +100,7 @@ def import_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> Non
 
 def read_profiles(estimator: str | None, addresses: tuple[str, ...]) -> ProfileSnapshot:
     """Reads the profiles of the estimator at that address, or of the leader that a gateway names. Raises QlmError."""
-    return profile_wire.from_proto(asked(estimator, addresses, lambda stub: stub.GetProfiles, estimator_pb2.GetProfilesRequest()))
+    return profile_wire.from_proto(call_estimator(estimator, addresses, lambda stub: stub.GetProfiles, estimator_pb2.GetProfilesRequest()))
 
 
 def _document(snapshot: ProfileSnapshot) -> dict[str, object]:

@@ -205,7 +205,7 @@ class ServerList:
         self.missing: dict[str, str] = {}
 
     async def refresh(self) -> None:
-        """Reads the file and asks all servers. A server that is away stays as it was: its agent waits for it. Raises ConfigError."""
+        """Reads the file and queries all servers. A server that is away stays as it was: its agent waits for it. Raises ConfigError."""
         urls = self._listed()
         found, missing = await discover(urls, self._api_key)
         answers = {server.url: server for server in found}

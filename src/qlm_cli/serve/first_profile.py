@@ -15,7 +15,7 @@ from qlm_agent.config import AgentConfig
 from qlm_agent.profiling.design import FIRST
 from qlm_agent.profiling.rows import ProfiledModel
 from qlm_agent.profiling.session import profile_engine
-from qlm_cli.profiles.estimator_calls import asked
+from qlm_cli.profiles.estimator_calls import call_estimator
 from qlm_cli.up.cluster import Cluster
 from qlm_cli.up.config import UpConfig
 from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED, HardwareKey
@@ -84,11 +84,11 @@ def _unmeasured(
 
 def _measured(addresses: tuple[str, ...]) -> set[HardwareKey]:
     """Pairs whose rows the estimator has from a measurement."""
-    answer = asked(None, addresses, lambda stub: stub.GetProfiles, estimator_pb2.GetProfilesRequest())
+    answer = call_estimator(None, addresses, lambda stub: stub.GetProfiles, estimator_pb2.GetProfilesRequest())
     return {row.key for row in profile_wire.from_proto(answer).hardware if not row.instance and row.origin == ORIGIN_MEASURED}
 
 
 def _import(found: ProfiledModel, addresses: tuple[str, ...]) -> None:
     """As `qlm profiles import`."""
-    snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=(found.row,), workload=())
-    asked(None, addresses, lambda stub: stub.ImportProfiles, estimator_pb2.ImportProfilesRequest(profiles=profile_wire.to_proto(snapshot)))
+    profiles = profile_wire.to_proto(ProfileSnapshot(version=0, made_s=0.0, hardware=(found.row,), workload=()))
+    call_estimator(None, addresses, lambda stub: stub.ImportProfiles, estimator_pb2.ImportProfilesRequest(profiles=profiles))

@@ -31,7 +31,7 @@ OUTPUT_DRAIN_S = 1.0
 
 
 class Phase(StrEnum):
-    """Where a child is. READY: it has said its address; SERVING is asked by gRPC."""
+    """The phase of a child. READY: it has reported its address; SERVING: it answers by gRPC."""
 
     STARTING = "starting"
     READY = "ready"

@@ -137,7 +137,7 @@ class Cluster:
         ]
 
     async def _watch_health(self, child: Child) -> None:
-        """Asks each new start of a child until it serves."""
+        """Polls each new start of a child until it serves."""
         while True:
             await child.ready.wait()
             if child.phase is Phase.READY and await _serves(child.state().address, self._credentials):
@@ -159,5 +159,5 @@ async def _serves(address: str, credentials: Credentials) -> bool:
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
         except grpc.aio.AioRpcError:
-            return False  # not up yet, or gone again: asked anew
+            return False  # not up yet, or gone again: polled anew
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,4 +1,4 @@
-"""The settings of `qlm up`, and the processes they ask for."""
+"""The settings of `qlm up`, and the processes they request."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ProcessSpec:
 
 
 def process_specs(config: UpConfig, config_path: str, overrides: Mapping[str, object], queue_url: str) -> tuple[ProcessSpec, ...]:
-    """All processes in the order of the table. What `up` itself sets comes last and wins. Settings go by the environment."""
+    """All processes in the order of the table. Settings of `up` itself are last and win. Settings go by the environment."""
     specs: list[ProcessSpec] = []
     for service, entries in config.services().items():
         for entry in entries:

@@ -11,11 +11,11 @@ from qlm_sim.storms.storm import Meetings
 from qlm_sim.storms.weather import Fault
 from qlm_sim.world.network import MessageFault
 
-_ALWAYS_ASKED = (
+_FREQUENT_CALLS = (
     *("accept", "attach", "emit", "complete", "pull", "place", "renew_lease", "acquire_lease", "overview"),
     *("read_arrivals", "read_control", "read_events", "read_frames", "read_profiles", "read_waits", "expire", "leader_address"),
 )
-_SELDOM_ASKED = (
+_RARE_CALLS = (
     "apply_plan",
     "cancel",
     "describe",
@@ -35,7 +35,7 @@ _PLANNER_WORK = ("planner ReadArrivals", "planner ReadEvents", "planner leads", 
 _PLANNER_SELDOM = ("planner Place", "planner ReadOverview", "planner Reclaim", "planner Expire")
 
 COMMON: tuple[tuple[str, str], ...] = (
-    *((fault, call) for fault in MessageFault for call in _ALWAYS_ASKED),
+    *((fault, call) for fault in MessageFault for call in _FREQUENT_CALLS),
     *((fault, work) for fault in (Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT, Fault.DRAIN_AGENT) for work in _AGENT_WORK),
     *((Fault.DOUBLE_AGENT, work) for work in ("agent model swap", "run running")),
     *((fault, work) for fault in (Fault.KILL_SERVER, Fault.SLOW_SERVER) for work in (*_AGENT_WORK, *_PLANNER_WORK)),
@@ -49,7 +49,7 @@ COMMON: tuple[tuple[str, str], ...] = (
 
 RARE: tuple[tuple[str, str], ...] = (
     (Fault.STALL_SERVER, _AGENT_WORK[-1]),
-    *((fault, call) for fault in MessageFault for call in _SELDOM_ASKED),
+    *((fault, call) for fault in MessageFault for call in _RARE_CALLS),
     *((fault, work) for fault in (Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT, Fault.KILL_SERVER) for work in _AGENT_SELDOM),
     *((fault, work) for fault in (Fault.KILL_PLANNER, Fault.FREEZE_PLANNER, Fault.KILL_SERVER) for work in _PLANNER_SELDOM),
     *((fault, work) for fault in (Fault.KILL_GATEWAY, Fault.CUT_GATEWAY) for work in ("gateway submit", "gateway cancel")),
