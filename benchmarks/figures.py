@@ -29,7 +29,7 @@ class Figure:
         return dict.fromkeys(self.points) if self.points else None
 
     def met(self, value: Value | Mapping[str, Value]) -> bool | None:
-        """Whether it is as it is to be; None where it was not measured or nothing was asked."""
+        """Whether it meets its target; None where it was not measured or has no target."""
         values = value if isinstance(value, Mapping) else {"": value}
         checks = [(values.get(point), limit, 1.0) for point, limit in (self.most or {}).items()]
         checks += [(values.get(point), limit, -1.0) for point, limit in (self.least or {}).items()]

@@ -98,7 +98,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def run_quietly(main: Coroutine[Any, Any, Found]) -> Found:
-    """Runs it on an agent's event loop; SIGTERM ends it as Ctrl-C does. Of its log only warnings are printed, on standard error."""
+    """Runs it on an agent's event loop; SIGTERM ends it as Ctrl-C does. Only warnings of its log are printed, on standard error."""
     before = structlog.get_config()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)

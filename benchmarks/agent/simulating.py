@@ -102,7 +102,7 @@ def relative_error(found: float, true: float) -> float:
 
 
 async def _compared(plan: Plan, folder: Path) -> list[tuple[MeasuredAgent, SideFigures, SideFigures]]:
-    """Of each seed: its row, the real side and the simulated one."""
+    """For each seed: its row, the real side and the simulated one."""
     return [await _of_seed(replace(plan, seed=plan.seed + number), folder / str(number)) for number in range(SEEDS)]
 
 

@@ -161,7 +161,7 @@ def values_of(keys: Sequence[str], runs: Mapping[str, Sequence[Run]]) -> Values:
 
 
 MEANS = ("r2_wait", "r2_completion", "p90_wait", "p90_cold", "sharpness", "sharpness_of_residuals")
-"""Of `details`, that are told in the mean over the seeds."""
+"""Keys of `details`, reported as means over the seeds."""
 
 
 def r2_behind(run: Run) -> float | None:

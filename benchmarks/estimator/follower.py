@@ -38,7 +38,7 @@ _LIFECYCLES = {Kind.ARRIVED: LifecycleKind.ACCEPTED, Kind.PULLED: LifecycleKind.
 
 
 RunsOf = Callable[[str], Iterable[Run]]
-"""Who runs on an instance, as its agent knows them."""
+"""The runs of an instance, as its agent knows them."""
 
 
 class Follower:
@@ -74,7 +74,7 @@ class Follower:
         return self._machine.snapshot
 
     def arrive(self, request: Arrival) -> GroupKey:
-        """The key of the group that a request joins that arrives now, by the gateway's guess of its output."""
+        """Returns the key of the group of a request that arrives now, by the gateway's guess of its output."""
         snapshot = self.snapshot
         curve = snapshot.output_curve_for(request.model, slo_class(SLO), prompt_class(request.prompt_tokens))
         facts = LengthFacts(model=request.model, tenant=request.tenant, prompt_tokens=request.prompt_tokens)
@@ -115,7 +115,7 @@ class Follower:
         return self._kept(request, found, now_s)
 
     def _outlook(self, views: Sequence[QueueView], classes: tuple[ClassWaits, ...], now_s: float) -> Outlook:
-        """What a gateway predicts from, as if the planner published it now."""
+        """The basis of a gateway's predictions, as if the planner published it now."""
         assessment = Assessment(self._catalogue, self.snapshot, views)
         queues = tuple(queue_waits(view, None if classes else assessment.queue_curve(view.instance.name, KNOTS_MAX)) for view in views)
         waits = PlannedWaits(
@@ -152,8 +152,8 @@ class Follower:
             own_wait=found.own_wait or found.wait,
             own_completion=found.own_completion or found.completion,
         )
-        told = self._predicted[request.number] = predicted(request, made, now_s, self.lines[made.instance].facts)
-        self._machine.step(now_s, told)
+        prediction = self._predicted[request.number] = predicted(request, made, now_s, self.lines[made.instance].facts)
+        self._machine.step(now_s, prediction)
         return made
 
     def ends_s(self, now_s: float) -> dict[str, float]:
@@ -217,17 +217,17 @@ class Follower:
         self._poll(happened.at_s)
 
     def _judge(self, happened: Happened) -> None:
-        """Tells the machine what came of a prediction, as the estimator's shell does."""
-        told = self._predicted.pop(happened.number, None)
+        """Reports the outcome of a prediction to the machine, as the estimator's shell does."""
+        prediction = self._predicted.pop(happened.number, None)
         started_s = self._started_s.pop(happened.number)
-        if told is not None:
+        if prediction is not None:
             ended = Ended(
-                queue_id=told.queue_id,
+                queue_id=prediction.queue_id,
                 at_s=happened.at_s,
                 state=Count.COMPLETED,
                 slo_class="",
-                latency_s=happened.at_s - told.at_s,
-                wait_s=max(0.0, started_s - told.at_s),
+                latency_s=happened.at_s - prediction.at_s,
+                wait_s=max(0.0, started_s - prediction.at_s),
             )
             self._machine.step(happened.at_s, ended)
 

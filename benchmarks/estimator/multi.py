@@ -27,7 +27,7 @@ from qlm_core.vocabulary.model import ModelSpec
 MODELS = {"mistral": "Mistral-7B", "vicuna": "Vicuna-13B", "mistral-tuned": "Mistral-7B"}
 """Served models and the names of their profiles."""
 SHARES = (0.5, 0.25, 0.25)
-"""Of the requests."""
+"""Shares of the requests."""
 GPUS = {"a": "A100-80GB", "b": "H100-80GB"}
 GROUP_REQUESTS_MAX = 256
 """As many as one batch."""
@@ -43,7 +43,7 @@ class Open:
     number: int
     since_s: float
     requests: deque[Arrival]
-    joined: int = 0
+    arrived: int = 0
 
 
 def with_models(requests: Sequence[Arrival], seed: int) -> tuple[Arrival, ...]:
@@ -78,7 +78,7 @@ def predict_multi(requests: Sequence[Arrival], seed: int, predicted_max: int) ->
 
 
 class _Cluster:
-    """The two instances, the estimator, and who joins what."""
+    """The two instances, the estimator, and the group of each request."""
 
     def __init__(self, requests: Sequence[Arrival], seed: int) -> None:
         self._requests = requests
@@ -104,7 +104,7 @@ class _Cluster:
         )
 
     def run(self, placed: Callable[[Arrival], None]) -> Iterator[Happened]:
-        """All that happens; `placed` is told of each request when it has joined its group."""
+        """All that happens; `placed` receives each request once it is in its group."""
         for instance, first in zip(self._instances.values(), MODELS, strict=False):
             instance.load(0.0, first)
             for model in MODELS:
@@ -141,7 +141,7 @@ class _Cluster:
             group = self._open[request.model] = Open(name, self._groups, request.arrival_s, deque())
             self._instances[name].blocks.append(group.requests)
         group.requests.append(request)
-        group.joined += 1
+        group.arrived += 1
         self._instance_of[request.number] = group.instance
         self.follower.place(request, group.instance, group.number)
         return group.instance
@@ -149,4 +149,4 @@ class _Cluster:
     def _closed(self, group: Open, now_s: float) -> bool:
         blocks = self._instances[group.instance].blocks
         has_its_turn = not group.requests or (bool(blocks) and blocks[0] is group.requests)
-        return has_its_turn or group.joined >= GROUP_REQUESTS_MAX or now_s - group.since_s >= GROUP_OPEN_S
+        return has_its_turn or group.arrived >= GROUP_REQUESTS_MAX or now_s - group.since_s >= GROUP_OPEN_S

@@ -64,7 +64,7 @@ def _scatter(axes: Axes, predicted: Floats, actual: Floats) -> None:
 
 
 def _reliability(runs: Mapping[str, Sequence[Judged]]) -> Figure:
-    """Share of what came by each predicted quantile: on the diagonal it is right."""
+    """Share of the outcomes within each predicted quantile: on the diagonal it is right."""
     figure = Figure(figsize=(9.0, 4.4), layout="constrained")
     for place, (what, within) in enumerate((("wait", Judged.wait_within), ("completion", Judged.completion_within)), start=1):
         axes = figure.add_subplot(1, 2, place)

@@ -1,4 +1,4 @@
-"""What is said of a request at its arrival, and what the estimator's machine is told of it once it has ended."""
+"""The prediction for a request at its arrival, and the report of its end to the estimator's machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qlm_estimator.predictions import Predicted, PredictedQuantiles
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What was said of a request at its arrival: seconds from there. `wait_s`, `completion_s`: p50, p90 and p99; `own_wait`,
+    """The prediction for a request at its arrival, in seconds from there. `wait_s`, `completion_s`: p50, p90 and p99; `own_wait`,
     `own_completion`: before calibration."""
 
     instance: str
@@ -25,7 +25,7 @@ class Prediction:
 
 
 def predicted(request: Arrival, made: Prediction, at_s: float, facts: InstanceFacts) -> Predicted:
-    """A prediction that was made at `at_s` for an instance, as the estimator's shell tells it."""
+    """A prediction made at `at_s` for an instance, as the estimator's shell reports it."""
     return Predicted(
         queue_id=str(request.number),
         at_s=at_s,

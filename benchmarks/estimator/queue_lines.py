@@ -71,14 +71,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a request from its arrival on."""
+    """The facts of a request, known from its arrival on."""
 
     key: GroupKey
     guess: LengthGuess
 
 
 def runners(runs: Iterable[Run], known: Mapping[int, Known]) -> tuple[RunningView, ...]:
-    """Who runs, by class, with what each has produced by the last telling."""
+    """The runs by class, with the output of each as last reported."""
     classes: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         key = known[int(run.run_id)].key

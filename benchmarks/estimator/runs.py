@@ -24,11 +24,11 @@ SHIFT_TRACE = "azure"
 AFTER_SHIFT_S = (600.0, 1200.0)
 """Arrivals so long after a shift are judged."""
 LEARNED_SHARE = 0.4
-"""Of the time: what came before it is not judged."""
+"""Share of the time before which nothing is judged."""
 COLD_SHARE = 0.1
-"""Of the time, that is judged by itself."""
+"""Share of the time that is judged by itself."""
 R2_WANTED = 0.95
-"""Of the wait: a run that has less is held against the oracle."""
+"""R2 of the wait: a run that has less is held against the oracle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Run:
 
 
 def measure_runs(names: Sequence[str], plan: Plan, say: Callable[[str], None]) -> dict[str, list[Run]]:
-    """What was judged in each run, in the order of the seeds."""
+    """The judged part of each run, in the order of the seeds."""
     found: dict[tuple[str, int], Run] = {}
     with ProcessPoolExecutor(max_workers=plan.processes) as pool:
         waiting = {pool.submit(measure_run, name, seed, plan): (name, seed) for seed in plan.seeds for name in names}
@@ -99,5 +99,5 @@ def seeds_of(text: str) -> tuple[int, ...]:
 
 
 def judged_by_name(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[Judged]]:
-    """What is judged of each run."""
+    """The judged part of each run."""
     return {name: [run.judged for run in found] for name, found in runs.items()}

@@ -16,7 +16,7 @@ LEVELS = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """Predictions made at arrival and what came, one place for each request, in the order of arrival. Seconds from the arrival; `depth`:
+    """Predictions at arrival and their outcomes, one place for each request, in the order of arrival. Seconds from the arrival; `depth`:
     requests ahead; `model`: its number; `wait_s`, `completion_s`: the medians that were predicted, `*_p90_s`, `*_p99_s` the quantiles."""
 
     arrival_s: Floats
@@ -39,7 +39,7 @@ class Judged:
         return Judged(**{name: getattr(self, name)[chosen] for name in self.__slots__})
 
     def wait_within(self, level: float) -> NDArray[np.bool_]:
-        """Whether the wait came by the quantile of one of LEVELS."""
+        """Whether the wait ended by the quantile of one of LEVELS."""
         return self.actual_wait_s <= {0.5: self.wait_s, 0.9: self.wait_p90_s, 0.99: self.wait_p99_s}[level]
 
     def completion_within(self, level: float) -> NDArray[np.bool_]:

@@ -72,7 +72,7 @@ def predict_run(
     predicted_max: int = PREDICTED_MAX,
     estimator: type[Follower] = Follower,
 ) -> tuple[Judged, float]:
-    """The run at LOAD of capacity: predictions at arrival against what came, and the time of the last arrival."""
+    """The run at LOAD of capacity: predictions at arrival against outcomes, and the time of the last arrival."""
     requests = stretched(requests, seconds_at_capacity(requests, seed) / LOAD)
     duration_s = requests[-1].arrival_s
     instance = TrueInstance.of(facts(), models(), seed)

@@ -1,4 +1,4 @@
-"""What really happens: simulated engines that pull as QLM's agents do, stepped in virtual time.
+"""The true course: simulated engines that pull as QLM's agents do, stepped in virtual time.
 
 An agent pulls from the head of its virtual queue while its batch has a seat and its KV room for what it expects of the request; the
 engine's own core then decides when the request starts and how long every step takes, with its noise and its hidden bias. Nothing here
@@ -26,14 +26,14 @@ from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES
 Assign = Callable[[Arrival], str]
 """Puts a request on an instance's queue, and says on whose."""
 
-TELL_EVERY_S = 1.0
-"""How often running requests tell what they made."""
+REPORT_EVERY_S = 1.0
+"""How often running requests report their output."""
 STEPS_MAX = 50_000_000
 """Steps of an engine after which a run is given up: something does not end."""
 
 
 class Kind(Enum):
-    """What happened. STARTED: the engine began with a request."""
+    """The kind of an event. STARTED: the engine began with a request."""
 
     ARRIVED = "arrived"
     PULLED = "pulled"
@@ -46,7 +46,7 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True)
 class Happened:
     """Something happened at `at_s` on an instance ("" for an arrival). SWAPPED, WARMED: the load took `took_s`, `from_warm` from host
-    memory. STARTED: the first token came at `first_token_s`, and the prefix cache had `cached_tokens` of the prompt."""
+    memory. STARTED: the first token was made at `first_token_s`, and the prefix cache had `cached_tokens` of the prompt."""
 
     kind: Kind
     at_s: float
@@ -93,7 +93,7 @@ class TrueInstance:
     ) -> TrueInstance:
         """An instance with nothing loaded; its bias and its noise follow from the seed and its name. `shared_prefix`: in tokens."""
         noise = Slower(seed=seed, instance=facts.name, step_noise=STEP_NOISE_MIN, bias_max=bias_max)
-        limits = SimulatedLimits(batch_max=facts.batch_max, tell_every_s=TELL_EVERY_S, shared_prefix_tokens=shared_prefix)
+        limits = SimulatedLimits(batch_max=facts.batch_max, tell_every_s=REPORT_EVERY_S, shared_prefix_tokens=shared_prefix)
         return cls(
             facts=facts,
             core=SimulatedCore(models, noise, FirstComeFirstServed(), limits),
@@ -132,10 +132,10 @@ class TrueInstance:
             yield Happened(Kind.SWAPPED, ended.ended_s, -1, name, self.loading, took_s, self.loading_warm)
             self.active, self.loading = self.loading, ""
         for output in self.core.outputs(now_s):
-            yield from self._told(output)
+            yield from self._events_of(output)
         yield from self._pull(now_s)
 
-    def _told(self, output: EngineOutput) -> Iterator[Happened]:
+    def _events_of(self, output: EngineOutput) -> Iterator[Happened]:
         assert output.failure is None, output.failure
         run = self.runs.get(output.run_id)
         assert run is not None, output.run_id
@@ -201,7 +201,7 @@ def _engine_request(request: Arrival) -> EngineRequest:
 
 def happenings(requests: Sequence[Arrival], instances: Mapping[str, TrueInstance], assign: Assign) -> Iterator[Happened]:
     """All that happens to requests, in the order of time, until the last has ended. `assign` says on which instance's queue an
-    arrival is put, and puts it there. Starts are told with the first token, and ends at once."""
+    arrival is put, and puts it there. Starts are reported with the first token, and ends at once."""
     waiting = deque(requests)
     now_s = 0.0
     for _ in range(STEPS_MAX):

@@ -1,4 +1,4 @@
-"""What is sent to the simulated engines: the public traces in arrival order, as requests of one model or of several."""
+"""The load of the simulated engines: the public traces in arrival order, as requests of one model or of several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qlm_load.workload.trace import TraceRow, read_trace
 
 MODEL = "mistral"
 OUTPUT_TOKENS_MAX = 1 << 17
-"""Traces do not tell what limit a request came with."""
+"""Traces do not record the limit of a request."""
 SLO = Slo(kind=SloKind.COMPLETION, seconds=4096.0)
 """One objective for all, so that the order of deadlines is the order of arrival."""
 
@@ -31,13 +31,13 @@ OTHER_FILES = {"servegen_other": "servegen_24h_day4", "mooncake_other": "mooncak
 TICKED = {"mooncake": 3.0, "mooncake_other": 3.0}
 """Seconds between the ticks that the arrivals of a trace were recorded in; they are spread evenly over a tick."""
 PARTS = {"small": "m-small", "mid": "m-mid", "large": "m-large", "mixed": ""}
-"""Runs of a ServeGen trace: the requests of one of its models by itself, or all of them as one model's. Of deepseek-r1 it has a few
-hundred, which make no queue."""
+"""Runs of a ServeGen trace: the requests of one of its models by itself, or all of them as one model's. It has a few hundred of
+deepseek-r1, which make no queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a run takes its requests from: those of `model` in a trace, "": all."""
+    """The source of a run's requests: those of `model` in a trace, "": all."""
 
     trace: str
     model: str = ""
@@ -84,7 +84,7 @@ class Arrival:
 
 
 def load_trace(folder: Path, name: str, seed: int, rows_max: int | None = None) -> tuple[Arrival, ...]:
-    """What a run of SOURCES or FAMILIES sends, as requests of MODEL. Raises ConfigError for a file that is not there or has no such
+    """The requests of a run of SOURCES or FAMILIES, as requests of MODEL. Raises ConfigError for a file that is not there or has no such
     requests."""
     if name in FAMILIES:
         return arrivals(family_rows(name, seed)[:rows_max])

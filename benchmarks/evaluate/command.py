@@ -16,7 +16,7 @@ from qlm_load.progress import Progress
 
 TABLE_WIDTH = 140
 SEEDS = (1, 2, 3)
-"""Of a paper that has no SEEDS of its own."""
+"""Seeds of a paper that has no SEEDS of its own."""
 
 
 @click.command()

@@ -33,7 +33,7 @@ JOBS_LEAST = 100
 RATIOS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
 """Prompt over answer (figure 14)."""
 SPREAD_RATIOS = (0.25, 1.0)
-"""Of these where answers are spread wider."""
+"""Those of RATIOS where answers are spread wider."""
 STEPS = 4
 """Rates in a doubling."""
 REACH = 7
@@ -43,7 +43,7 @@ RATE_CLAIMS: Mapping[str, Mapping[tuple[str, str], tuple[float, float]]] = {
     "alpaca": {("mean", "fcfs"): (1.6, 2.0), ("mean", "static"): (9.5, 15.8)},
 }
 GOODPUT_CLAIMS = {5: (1.77, 2.59), 10: (1.83, 3.01), 20: (2.05, 3.15)}
-"""Of first come first served and FastServe, by multiple of the SLO."""
+"""Goodput over first come first served and FastServe, by multiple of the SLO."""
 SPREADS = (2.0, 4.0)
 """Coefficients of variation."""
 ORDERED = 10_000
@@ -78,7 +78,7 @@ class Point:
 
 
 class Curve:
-    """What one policy does by rate, with one seed. Rates are `base` times steps of 2^(1/STEPS); each is served once."""
+    """The results of one policy by rate, with one seed. Rates are `base` times steps of 2^(1/STEPS); each is served once."""
 
     def __init__(self, plan: Plan, source: Lengths, on: Server, policy: str, seed: int) -> None:
         self._plan, self._source, self._on, self._policy, self._seed = plan, source, on, policy, seed

@@ -248,7 +248,7 @@ def _median_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def costs(plan: Plan) -> list[Row]:
-    """What a decision costs on this machine."""
+    """The cost of a decision on this machine."""
     return [
         Row(name="order_10k_ms", claim=(None, 2.0), ours=(order_10k_ms(),)),
         Row(name="sal_100_us", claim=(None, 50.0), ours=(sal_100_us(),)),

@@ -70,9 +70,9 @@ def learned(engine: str, file: Path, seed: int, requests: int) -> tuple[float, f
     result = simulate(
         describe(str(file), ["gpu-0"], settings), sent, policy_of(str(file), settings), seed=seed, probes=[(0.0, clusters.append)]
     )
-    told = [each for each in result.outcomes if each.predicted_wait_s is not None and each.first_token_s]
-    predicted_s = np.array([each.predicted_wait_s for each in told], np.float64)
-    accepted_s, pulled_s, first_s = np.array([(each.accepted_s, each.started_s, each.first_token_s) for each in told]).T
+    predicted = [each for each in result.outcomes if each.predicted_wait_s is not None and each.first_token_s]
+    predicted_s = np.array([each.predicted_wait_s for each in predicted], np.float64)
+    accepted_s, pulled_s, first_s = np.array([(each.accepted_s, each.started_s, each.first_token_s) for each in predicted]).T
     _, body = clusters[0].server.queue.state.profiles
     (row,) = (row for row in from_body(body).hardware if row.instance == "gpu-0")
     hidden = InstanceNoise(seed=seed, instance="gpu-0", step_noise=STEP_NOISE_MIN, bias_max=BIAS_MAX).bias

@@ -33,7 +33,7 @@ DEVICES = ("float32", "float64")
 PROMPT = tuple(range(100, 116))
 TOKENS, WARM_TOKENS = 8, 2
 SHARES = (0.2, 0.4, 0.6, 0.8)
-"""Of the layers on the first device, by map."""
+"""Shares of the layers on the first device, by map."""
 
 Layers = tuple[tuple[str, int], ...]
 """Device and number of layers of each stage."""

@@ -83,7 +83,7 @@ class Served:
 
 
 def batch_on(on: Server, policy: EnginePolicy, step_s: StepDuration, stages: Stages | None = None) -> SimulatedBatch:
-    """Of the whole server, or of one of the batches that are in flight in its stages."""
+    """The batch of the whole server, or one of those in flight in its stages."""
     return SimulatedBatch(
         step_s=step_s,
         kv_capacity_tokens=on.profile.kv_capacity_tokens // on.stages,

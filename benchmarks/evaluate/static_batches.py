@@ -25,7 +25,7 @@ PROMPT_MEDIAN, PROMPT_LOG_SIGMA = 11.0, 0.6
 SLO_S = (1.0, 350.0)
 """Section 5.1: "completely random"."""
 PROGRAM_SLO_S = ((220, 250), (180, 220), (150, 180), (100, 120), (90, 100))
-"""Of the authors' program, in the order of its requests."""
+"""SLOs of the authors' program, in the order of its requests."""
 CLASS_TOKENS = 102
 """Lengths are predicted in ten classes up to 1,024 tokens, as S3 does; a prediction is the upper end of its class."""
 

@@ -47,7 +47,7 @@ from qlm_deploy.topology import LINK_CLASSES, Topology, parse_topology
 MODEL = "ChatGLM2-6B"
 HOSTS = {"accelerate": "four-3090-accelerate.yaml", "roofline": "four-3090.yaml"}
 SYSTEM_REQUESTS, BATCHING_REQUESTS = 100, 200
-"""Of figures 5 and 4, as in the authors' programs."""
+"""Requests of figures 5 and 4, as in the authors' programs."""
 BATCH_MAX = 10
 S3_TOKENS, S3_BATCH_MAX = 1024, 20
 """Predicted tokens and requests of a bin of S3, as the authors run it."""

@@ -55,7 +55,7 @@ QUANTILES = {"sharegpt": ((20, 198), (217, 409)), "alpaca": ((11, 23), (37, 102)
 
 
 def lengths(name: str, traces: Path | None, *, seed: int = 1, count: int = 20_000) -> Lengths:
-    """Of `lengths_<name>.csv.gz` in the folder of traces, else lognormal with the quantiles of QUANTILES."""
+    """Lengths of `lengths_<name>.csv.gz` in the folder of traces, else lognormal with the quantiles of QUANTILES."""
     if traces is not None:
         with gzip.open(traces / f"lengths_{name}.csv.gz", "rt", newline="") as file:
             rows = [(int(row["input_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]

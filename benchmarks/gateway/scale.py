@@ -15,7 +15,7 @@ from benchmarks.queue.worker import Report, run_worker
 from qlm_core.vocabulary.errors import Unavailable
 
 OUTPUT_TOKENS = 64
-"""Of an answer that is waited for; of one that is only accepted four times as much."""
+"""Length of an awaited answer; one that is only accepted has four times as much."""
 
 
 async def measure_scale(bench: Bench) -> None:

@@ -33,10 +33,10 @@ PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 4, 64, 32
 MODELS = ("a", "b")
 CALL_TIMEOUT_S = 60.0
 STAGES = (("weights in host memory", 2.5, 3, Tier.WARM), ("without weights", 0.5, 2, Tier.COLD))
-"""Of engine vllm, at sleep levels 1 and 2: models whose weights host memory holds, rounds, and the tier of a model before it is active
+"""Engine vllm at sleep levels 1 and 2: models whose weights host memory holds, rounds, and the tier of a model before it is active
 again. Whether a model that leaves keeps its weights depends on the host memory, so each level has an engine of its own."""
 SERVER_MOVES = (("a", Tier.ACTIVE), ("b", Tier.ACTIVE), ("a", Tier.ACTIVE), ("b", Tier.ACTIVE), ("b", Tier.COLD), ("b", Tier.ACTIVE))
-"""Of engine openai. The last two: without weights, and read again."""
+"""Moves of engine openai. The last two: without weights, and read again."""
 
 
 class CheckFailed(QlmError):

@@ -1,6 +1,6 @@
 """`advice_error`: the instances that the planner advises against the fewest with which the SLOs are met when the load is simulated.
 
-A cluster runs a load in virtual time and is asked for advice after a minute; then the same load is run again with other numbers of
+A cluster runs a load in virtual time and gives advice after a minute; then the same load is run again with other numbers of
 instances from that minute on, until the fewest are known that serve 99% in time of all that is due a minute later or after. The planner
 advises from what it has measured by then, the truth is the whole simulated cluster with its noise.
 """
@@ -68,7 +68,7 @@ def summary(cases: Sequence[Case]) -> AdviceError:
 
 
 def case_of(scenario: Scenario) -> Case:
-    """Asks for advice, and finds the truth from there."""
+    """Requests advice, and finds the truth from there."""
     advised = fleet_advised(scenario)
     seen: dict[int, bool] = {}
 
@@ -116,7 +116,7 @@ def attainment(scenario: Scenario, count: int) -> float:
     kills = [PlannedKill(process=scenario.instance(number).name, at_s=0.0, down_s=ASK_S) for number in range(scenario.instances, most)]
     going = [scenario.instance(number).name for number in range(count, scenario.instances)]
     kills += [PlannedKill(process=name, at_s=ASK_S, down_s=GONE_S) for name in going]
-    # What has not ended by the last deadline is late.
+    # Requests that have not ended by the last deadline are late.
     limit_s = ASK_S + HORIZON_S + max(stream.slo.seconds for stream in scenario.streams)
     result = simulate(_cluster(scenario, most), scenario.requests(), kills=kills, limit_s=limit_s, seed=scenario.seed)
     due = [

@@ -17,7 +17,7 @@ from qlm_sim.description import InstanceDescription
 from qlm_sim.requests import SimRequest
 
 ASK_S = 60.0
-"""When advice is asked for, after the start."""
+"""When advice is requested, after the start."""
 
 HORIZON_S = 300.0
 """So long after it requests come."""

@@ -19,7 +19,7 @@ GROUPS_MAX = 10
 EXACT = 1e-6
 """To within which a walk costs what the orders do: its normal distribution is a table."""
 MOVES = 10_000
-"""Of the annealing that gives a first bound."""
+"""Moves of the annealing that gives a first bound."""
 
 
 def enumerated(problem: Problem) -> Solution:

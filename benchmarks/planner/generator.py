@@ -35,7 +35,7 @@ class Shape:
 
 
 def drawn(seed: int, shape: Shape, weights: Weights | None = None) -> Problem:
-    """The problem of a seed. Models are asked for by a power law; deadlines lie within what the work takes, times a class of SLO."""
+    """The problem of a seed. Models are requested by a power law; deadlines lie within what the work takes, times a class of SLO."""
     chance = np.random.default_rng((seed, shape.groups, shape.queues, shape.models))
     groups, queues, models, kinds = shape.groups, shape.queues, shape.models, min(shape.kinds, shape.queues)
     popularity = 1.0 / np.arange(1, models + 1) ** chance.uniform(0.3, 1.5)
@@ -94,7 +94,7 @@ def drawn(seed: int, shape: Shape, weights: Weights | None = None) -> Problem:
 def _heads(
     chance: np.random.Generator, shape: Shape, model: NDArray[np.int32], band: NDArray[np.int32], active: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """What is served now: a group of the active model of the first band, each of one queue at the most."""
+    """The groups served now: a group of the active model of the first band, each of one queue at the most."""
     head = np.full(shape.queues, -1, dtype=np.int32)
     taken: set[int] = set()
     for queue in range(shape.queues):

@@ -54,15 +54,15 @@ ROUNDS = 300
 ROUNDS_LARGE = 7
 LEASE_TTL_S = 15.0
 """A machine that is busy with something else shall not end the term."""
-UNASKED_S = 1e6
-"""Nothing is ordered anew but on request: what is timed is one thing at a time."""
+REPLAN_EVERY_S = 1e6
+"""Replans happen only on request, so that one thing is timed at a time."""
 
 Say = Callable[[str], None]
 
 
 class TimedQueue(RedisQueue):
-    """Notes when writes of the plan were answered. `why`: what the change under way is made for. `arrival_s`: of the last write for a
-    group that came, which is its placement and what is moved around it. Others (for groups that have waited too long by then) are
+    """Notes when writes of the plan were answered. `why`: the cause of the change under way. `arrival_s`: of the last write for a new
+    group, which is its placement and the moves around it. Others (for groups that have waited too long by then) are
     set off by time."""
 
     written_s: float = 0.0
@@ -116,7 +116,7 @@ class Live:
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    """Looks again and again: what is waited for is told by nobody."""
+    """Polls, since nobody reports the condition."""
     for _ in range(LOOKS_MAX):
         if holds():
             return
@@ -131,7 +131,7 @@ async def live_planner(folder: Path, size: Size, seed: int, say: Say) -> AsyncIt
     async with live_queue(folder, size, seed) as held:
         models = [{"name": name, "profile": PROFILES[number % len(PROFILES)]} for number, name in enumerate(MODELS)]
         config = PlannerConfig.model_validate(
-            {"queue": {"name": QUEUE, "lease_ttl_s": LEASE_TTL_S}, "models": models, "planner": {"replan_every_s": UNASKED_S}}
+            {"queue": {"name": QUEUE, "lease_ttl_s": LEASE_TTL_S}, "models": models, "planner": {"replan_every_s": REPLAN_EVERY_S}}
         )
         queue = TimedQueue(held.url, QUEUE, call_timeout_s=30.0)
         shell = PlannerShell(config, queue, PlannerMetrics(), TracerProvider())
@@ -220,7 +220,7 @@ async def _scramble(live: Live, chance: random.Random) -> None:
 
 
 def p99(values: Sequence[float]) -> float:
-    """The 99th percentile by nearest rank: no more than one in a hundred is greater. Of fewer than a hundred, the greatest."""
+    """The 99th percentile by nearest rank: no more than one in a hundred is greater; the greatest of fewer than a hundred."""
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 
@@ -234,7 +234,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def measure(plan: Plan) -> Measured:
-    """The figures of the live planner that were asked for, each on a queue of its size."""
+    """The requested figures of the live planner, each on a queue of its size."""
     return run_interruptible(_measure(plan), uvloop.new_event_loop)  # the loop of a planner's process
 
 

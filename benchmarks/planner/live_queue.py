@@ -20,9 +20,9 @@ from qlm_queue.values import BATCH_MAX, Acceptance, GroupPlacement, PullBudget, 
 QUEUE = "bench"
 MODELS = tuple(f"model-{number:02d}" for number in range(12))
 PROFILES = ("Mistral-7B", "Vicuna-13B")
-"""Of the models in turn."""
+"""Profiles of the models in turn."""
 GPUS = ("A100-80GB", "H100-80GB")
-"""Of the instances in turn."""
+"""GPUs of the instances in turn."""
 SLOS_S = (900.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0)
 PROMPTS_TOKENS = (60, 250, 900)
 OUTPUT_TOKENS_MAX = 256

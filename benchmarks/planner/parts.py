@@ -18,8 +18,8 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is measured. `scale`: share of the cases and of the reference's time, 1 for figures to report. `only`: the keys that were
-    asked for, or parts, () for all."""
+    """How much is measured. `scale`: share of the cases and of the reference's time, 1 for figures to report. `only`: the requested
+    keys or parts, () for all."""
 
     traces: Path | None
     seed: int

@@ -3,7 +3,7 @@
 The sum of completion times asks of a run only how long it holds up how many that are left. So the cheapest order of a set of groups behind
 a run of a model is the same whenever that is, and a dynamic program over sets has it; all that depends on the time is the front of a queue,
 where what runs now may end later than the first run. Within a run groups go by their work, but for the last one, whose drain counts, and
-the first one of a queue, which may make what runs give way. Starts, drains and swaps as in `program`.
+the first one of a queue, which may displace running requests. Starts, drains and swaps as in `program`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Line:
 
 @lean
 def _completions(members: int, first: int, last: int, work: Floats, own: Floats, turn: Integers) -> tuple[float, float]:
-    """Of a run from its start on: the sum over its groups, and how long it takes. `first`: -1 where any may be it."""
+    """A run from its start on: the sum over its groups, and its duration. `first`: -1 where any may be it."""
     total, time_s = 0.0, 0.0
     if first >= 0 and first != last:
         time_s += work[first]
@@ -112,7 +112,7 @@ def _completions(members: int, first: int, last: int, work: Floats, own: Floats,
 def _ends(
     members: int, left: int, opens: bool, work: Floats, own: Floats, drain: Floats, turn: Integers, start: Floats, busy: Floats
 ) -> tuple[float, int, int]:
-    """What a run costs with so many groups left behind it, which wait for it and its drain, at the least; which group is first (-1 where it
+    """The least cost of a run with so many groups left behind it, which wait for it and its drain; which group is first (-1 where it
     is the next by work: the run does not open the queue), and which is last."""
     best, best_first, best_last, size = np.inf, -1, -1, 0
     for number in turn:
@@ -158,7 +158,7 @@ def _sets(
     counts = np.zeros(sets, dtype=np.int32)
     for members in range(1, sets):
         counts[members] = counts[members >> 1] + (members & 1)
-    # What a run costs, by how many are left behind it.
+    # The cost of a run, by how many are left behind it.
     run, opened = np.full((sets, size + 1), np.inf), np.full((sets, size + 1), np.inf)
     for each in range(models):
         part = of_model[each]

@@ -48,10 +48,10 @@ def _against_edf(case: Case) -> tuple[float, float]:
 def measure_edf(plan: Plan) -> Measured:
     seeds = [plan.seed + number for number in range(plan.some(SEEDS))]
     drawn_ones = plan.each(_against_edf, [Case(seed=seed) for seed in seeds], "edf")
-    details: dict[str, object] = _told(drawn_ones, "edf")
+    details: dict[str, object] = _late_details(drawn_ones, "edf")
     if plan.traces is not None:
         queues = plan.each(_against_edf, [Case(seed=seed, traces=plan.traces) for seed in seeds], "edf on traces")
-        details["traces"] = _told(queues, "edf")
+        details["traces"] = _late_details(queues, "edf")
     return Measured(values={"late_vs_edf": _ratio(drawn_ones)}, details=details)
 
 
@@ -83,7 +83,7 @@ def measure_eq13(plan: Plan) -> Measured:
     for sizes, against, how in ((PROVEN, _against_eq13, "proven"), (LARGE, _against_eq13_at, "searched")):
         for groups, queues in sizes:
             pairs = plan.each(against, [(seed, groups, queues) for seed in seeds], f"eq 13, {groups} groups")
-            details[f"{groups} groups, {queues} queues, {how}"] = {"late_vs_eq13": _ratio(pairs), **_told(pairs, "eq13")}
+            details[f"{groups} groups, {queues} queues, {how}"] = {"late_vs_eq13": _ratio(pairs), **_late_details(pairs, "eq13")}
             if sizes is PROVEN:
                 proven += pairs
     return Measured(values={"late_vs_eq13": _ratio(proven)}, details=details)
@@ -95,5 +95,5 @@ def _ratio(found: list[tuple[float, float]]) -> float | None:
     return round(sum(each for each, _ in found) / other, 4) if other > 0.0 else None
 
 
-def _told(found: list[tuple[float, float]], name: str) -> dict[str, object]:
+def _late_details(found: list[tuple[float, float]], name: str) -> dict[str, object]:
     return {"cases": len(found), "late": [round(each, 1) for each, _ in found], f"late_{name}": [round(each, 1) for _, each in found]}

@@ -38,7 +38,7 @@ START_TIMEOUT_S = 30.0
 LIFE_MAX_S = 600.0
 PARTS = ("bare_gateway", "bare_planner", "bare_agent")
 
-# Of what `place`, `pull`, `emit` and `complete` write: what another hop waits for, and what has to last.
+# The writes of `place`, `pull`, `emit` and `complete` that another hop waits for, or that have to last.
 PLACE = """
 redis.call('ZADD', KEYS[2], unpack(ARGV))
 for at = 2, #ARGV, 2 do redis.call('XACK', KEYS[1], 'planner', ARGV[at]) end

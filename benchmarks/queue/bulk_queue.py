@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 
 def acceptance_of(request: Request, gateway: str = "") -> Acceptance:
-    """Of a request as a gateway stores it."""
+    """The acceptance of a request, as a gateway stores it."""
     body = request.SerializeToString()
     return Acceptance(
         key=RequestKey(request.tenant, request.request_id),

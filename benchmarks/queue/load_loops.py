@@ -70,8 +70,8 @@ async def closed_loop(settings: Settings, connected: Callable[[], AbstractAsyncC
 
 async def open_loop(settings: Settings, prepare: Callable[[int], Callable[[int], Awaitable[float | str]]]) -> Report:
     """Requests at Poisson times of `rate_per_s` over `warmup_s` and `seconds`, independent of answers. `prepare`: makes so many before the
-    run; its result serves a number, and returns when its last token arrived, or the error. Of the requests that were due in the latter and
-    ended it reports the number, and of each traced one [id, due to last token in s]; errors, and how late the client itself sent."""
+    run; its result serves a number, and returns when its last token arrived, or the error. Reports the number of requests that were due in
+    the latter and ended, and for each traced one [id, due to last token in s]; errors, and how late the client itself sent."""
     warmup_s = settings["warmup_s"]
     times_s = poisson_times(settings["seed"], settings["rate_per_s"], warmup_s + settings["seconds"])
     serve = prepare(len(times_s))
