@@ -1,7 +1,7 @@
 """The estimator's decisions: what to learn from each event, and when to publish. Pure.
 
-Events of the queue's stream come in its order, so what comes again or out of order is left out by its entry id. Events that were trimmed
-before they could be read show as a gap in the acceptance numbers; who runs where is then unknown until the next reading of the queue.
+Events of the queue's stream arrive in its order, so repeated or misplaced ones are dropped by entry id. Events that were trimmed
+before they could be read show as a gap in the acceptance numbers; the runs are then unknown until the next reading of the queue.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class EstimatorMachine:
             or Activity(since=max(seen.last_event, self._last[0]), running=seen.running.get(incarnation, 0))
             for incarnation in self._instances
         }
-        for operation in self._unseen_operations:  # who is not known by now is gone
+        for operation in self._unseen_operations:  # operations unknown by now are gone
             self._learn_operation(operation)
         self._unseen_operations.clear()
 

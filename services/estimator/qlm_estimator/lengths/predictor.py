@@ -25,7 +25,7 @@ MONITOR_MEMORY = 500.0
 SAMPLES_MIN = 50
 """Comparisons before a model is used."""
 CHANCE = 0.01
-"""Chance that a model no better than the median comes into use, however often it is tested."""
+"""Chance that a model no better than the median is used, however often it is tested."""
 MODELS_MAX = 1_024
 """Served models that are judged."""
 

@@ -83,7 +83,7 @@ class RequestLengths:
             self.predictor.learn(model, guess, event.output_tokens)
 
     def missed(self) -> None:
-        """Events were trimmed unread: who runs is not known."""
+        """Events were trimmed unread: the runs are not known."""
         self._begun.clear()
 
     def profiles(self) -> tuple[WorkloadProfile, ...]:

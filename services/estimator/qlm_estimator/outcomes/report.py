@@ -63,7 +63,7 @@ class OutcomesReport:
 
 
 class Outcomes:
-    """From `since_s` on. Events come in the order of the stream; all times are seconds of the queue's clock."""
+    """From `since_s` on. Events arrive in the order of the stream; all times are seconds of the queue's clock."""
 
     def __init__(self, since_s: float) -> None:
         self._since_s = since_s

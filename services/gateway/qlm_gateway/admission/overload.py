@@ -24,7 +24,7 @@ RETRY_MAX_S = 300.0
 
 
 def late_refusal(prediction: RequestPrediction | None, slo: Slo, *, age_s: float, drain_per_s: float) -> QueueFull | None:
-    """The error for a request that would be late, None for one that may come in. `drain_per_s`: requests that end in a second on the
+    """The error for a request that would be late, None for one that may enter. `drain_per_s`: requests that end in a second on the
     instance of the prediction, as measured; it says when so many of those ahead, who wait for the same one, will have gone that a
     request like this one would be in time."""
     if prediction is None or age_s > WAITS_AGE_MAX_S or slo.kind is SloKind.PRIORITY or not math.isfinite(slo.seconds):

@@ -268,7 +268,7 @@ class GatewayService(GatewayServicer):
                 if stream.result is None or stream.unread or stream.error is not None or stream.forgotten:
                     await context.write(chunk_response(offset, token_ids, pieces, text, logprobs))
                     continue
-                # The end most often comes with the last tokens, and a message costs more than all that is in it.
+                # The end most often arrives with the last tokens, and a message costs more than its content.
                 last = chunk_response(offset, token_ids, pieces, text + detokenizer.flush(), logprobs)
                 last.result.CopyFrom(without_output(stream.result))
                 await context.write(last)

@@ -1,7 +1,7 @@
 """Predictions of single requests: the waits that the planner published, calibrated, and the request's own part. Pure; a publication
 replaces all of it.
 
-A newcomer's own part is who was accepted here since the publication, its prefill and its output. Each prediction costs O(1).
+A newcomer's own part is the requests accepted here since the publication, its prefill and its output. Each prediction costs O(1).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AcceptedSince:
         self._total = sum(map(len, self._numbers.values()))
 
     def ahead(self, instance: str, slo_s: float) -> int:
-        """How many of them a newcomer with such an SLO comes behind. Costs O(SLOs among them)."""
+        """How many of them are ahead of a newcomer with such an SLO. Costs O(SLOs among them)."""
         return sum(len(numbers) for (where, other_s), numbers in self._numbers.items() if where == instance and other_s <= slo_s)
 
 
@@ -118,7 +118,7 @@ class Outlook:
         return is_paused(self._pauses, request.model, request.tenant)
 
     def predict_new(self, request: RequestShape, now_s: float) -> RequestPrediction | None:
-        """A request that comes now: as the newcomers of its class, or of the class of its model with the nearest SLO, and behind those that
+        """A new request: as the newcomers of its class, or of the class of its model with the nearest SLO, and behind those that
         were accepted here since. None where it is paused, and where no instance of its model can be predicted."""
         found = None if self.is_paused(request) else self._class_of(request)
         if found is None:

@@ -118,7 +118,7 @@ class StreamHub:
         self._machine.check_open()
 
     def check_room(self) -> None:
-        """Before a reader comes. Raises Unavailable DRAINING, GatewayFull."""
+        """Checks for room before a reader opens. Raises Unavailable DRAINING, GatewayFull."""
         try:
             self._machine.check_room()
         except QlmError as error:

@@ -285,7 +285,7 @@ class GatewayMachine:
             self._follow(now_s, reader, effects)
 
     def _located_output(self, now_s: float, reader: Reader, event: Located, effects: list[Effect]) -> None:
-        if reader.requested > reader.next:  # it fell behind meanwhile, and needs what comes before this answer
+        if reader.requested > reader.next:  # it fell behind meanwhile, and needs the output before this answer
             self._locate(reader, effects)
             return
         there = event.produced - reader.next
