@@ -140,7 +140,7 @@ def _listed(field: str, value: object, rule: str) -> list[Any]:
 
 
 def accepted_value(message: gateway_pb2.Accepted) -> values.Accepted:
-    # Field by field, as results and chunks: every request comes by here, and `value_of` takes twice as long.
+    # Field by field, as results and chunks: every request passes here, and `value_of` takes twice as long.
     return values.Accepted(
         tenant=message.tenant,
         request_id=message.request_id,

@@ -1,4 +1,4 @@
-"""How far a stream of output has come. Pure: what to do with each chunk, whatever was lost, doubled or sent in another order."""
+"""The position in a stream of output. Pure: what to do with each chunk, whatever was lost, doubled or sent in another order."""
 
 from __future__ import annotations
 

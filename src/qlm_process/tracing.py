@@ -105,7 +105,7 @@ def stored_context(traceparent: str, tracestate: str) -> Context | None:
 
 def traceparent_of(span: Span) -> str:
     """The W3C traceparent of a span, "" for one that is not valid."""
-    # By hand: the propagator takes five times as long, and every request comes by here.
+    # By hand: the propagator takes five times as long, and every request passes here.
     context = span.get_span_context()
     if not context.is_valid:
         return ""

@@ -55,7 +55,7 @@ class Cluster:
 
     async def run(self, ready: asyncio.Event) -> None:
         """Starts all and keeps them running until cancelled; sets `ready` when all have served. Raises ConfigError for a wrong setting of
-        any process, Unavailable where one does not come up in time or keeps failing."""
+        any process, Unavailable where one does not start in time or keeps failing."""
         self._state_dir.mkdir(parents=True, exist_ok=True)
         if self._server is not None:
             self._queue_url = await self._server.start()

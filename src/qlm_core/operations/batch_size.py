@@ -64,7 +64,7 @@ QUANTILES = 64
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassDemand:
     """Requests of one model and SLO class on an instance. `slo_s` > 0: infinite for those without a deadline; `first_token`: it bounds the
-    first token. `arrivals_per_s`: that come to the instance. `running`: produced tokens and seconds to the deadline of each that runs;
+    first token. `arrivals_per_s`: at the instance. `running`: produced tokens and seconds to the deadline of each that runs;
     `waiting`: seconds to the first deadline and number of requests of each group. `prompt_tokens`: of one, on average, of which
     `uncached_share` is computed."""
 

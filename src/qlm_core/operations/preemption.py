@@ -28,7 +28,7 @@ from typing import NamedTuple
 from qlm_core.profiles.profile import HardwareProfile
 
 _FOR_EVER = 1_100
-"""How far a deadline is away that never comes: above every exponent of a float."""
+"""Distance of a deadline that never passes: above every exponent of a float."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +43,7 @@ class EvictionMethod(StrEnum):
     """How a request is evicted."""
 
     ABORT = "abort"  # back to the queue; its KV is computed again from prompt + output, in one prefill
-    OFFLOAD = "offload"  # its KV goes to host memory and comes back
+    OFFLOAD = "offload"  # its KV moves to host memory and returns
 
 
 class Occupant(NamedTuple):

@@ -53,7 +53,7 @@ class Assessment:
 
     def newcomer(self, request: GroupView, group_id: str, now_s: float, more: Sequence[float]) -> tuple[QueueView, int, WaitCurve] | None:
         """A new request, as a group of one, that joins a group, or where that is not here is placed anew: its queue, the requests ahead of
-        it, and the waits of those like it that come with `more` of them between, which begins with 0."""
+        it, and the waits of those like it that arrive with `more` of them between, which begins with 0."""
         found = self.number_of(group_id) if group_id else None
         if found is not None:
             instance, number = found

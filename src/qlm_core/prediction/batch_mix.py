@@ -17,7 +17,7 @@ from qlm_core.statistics.normal_arrays import Floats
 from qlm_core.vocabulary.instance import PREFILL_CHUNK_TOKENS
 
 STEPS_MIN = 8.0
-"""Mean outputs that a batch lasts at the least: more come while it runs."""
+"""Mean outputs that a batch lasts at the least: more arrive while it runs."""
 LONG = 8.0
 """Mean outputs from which on a request is a long one: few of them are in a batch, and they stay while many batches pass, so that at any
 time there are some of those of the whole queue."""

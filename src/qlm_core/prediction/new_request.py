@@ -1,6 +1,6 @@
 """Where a new request would be served, and when it would start and end: under earliest deadline first inside the priority bands.
 
-On each instance that serves its model and is not draining it would come before the first group of a later band, or of its own band with a
+On each instance that serves its model and is not draining it would stand before the first group of a later band, or of its own band with a
 later first deadline; the instance where it would end first counts.
 """
 
@@ -27,7 +27,7 @@ from qlm_core.vocabulary.request import SloKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPlace:
-    """Where a new request comes: on the queue of `view` as the group `number` of `table`, behind `requests_ahead` that wait."""
+    """The place of a new request: on the queue of `view` as the group `number` of `table`, behind `requests_ahead` that wait."""
 
     view: QueueView
     table: RequestTable
@@ -39,7 +39,7 @@ def place_new(
     reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, request: GroupView, now_s: float | None
 ) -> NewPlace | None:
     """A new request, as a group of one, beside the groups of the views, which `reader` read. `now_s`: the clock that deadlines have; None:
-    what runs ends before another model comes, also where the agent would evict it. None where no instance can be predicted. Costs one
+    running requests end before another model loads, also where the agent would evict them. None where no instance can be predicted. Costs one
     pass over the groups."""
     able = [number for number, view in enumerate(views) if may_serve(view, request.model) and _known(reader, view, request)]
     if not able:
@@ -108,7 +108,7 @@ def _known(reader: QueueReader, view: QueueView, request: GroupView) -> bool:
 
 
 def _places(groups: QueueGroups, request: GroupView) -> Integers:
-    """The number of the group of each queue in front of which a request comes; that of the first group behind the queue for its end."""
+    """The number of the group of each queue in front of which a request is placed; that of the first group behind the queue for its end."""
     band, deadline_s = groups.rows[BAND], groups.rows[DEADLINE]
     later = np.flatnonzero((band > request.band) | ((band == request.band) & (deadline_s > request.first_deadline_s)))
     following = np.append(later, band.size)[np.searchsorted(later, groups.first[:-1])]

@@ -74,7 +74,7 @@ class QueueView:
     """One virtual queue: `groups` in the order of service, `running` requests of `active_model` ("" while none is loaded or known), of
     which `runners` hold the classes (those that they leave out count as any of the model).
     `running_output_left`: output tokens that a running request has left, where the caller knows better than the workload profile.
-    `warm_models`: weights in host memory besides the active one. `arrivals_per_s`: requests that are expected to come to the end of the
+    `warm_models`: weights in host memory besides the active one. `arrivals_per_s`: requests that are expected to arrive at the end of the
     queue; they share the batch with those that wait now and lengthen their decode time, never their wait. `loading_s`: for how long the
     active model has been loaded by now, from host memory where it is in `warm_models`, else from disk; None: it is loaded."""
 

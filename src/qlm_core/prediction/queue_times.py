@@ -1,7 +1,7 @@
 """Times of all groups of virtual queues: C = W + P + D with epsilon (QLM equations 1 to 5) over the model of the queue.
 
-P goes in chunks that ride along with the decode steps of what runs. D is by the batch that the request will run in and by who joins it
-meanwhile: those behind it, and those who are expected to come.
+P goes in chunks that ride along with the decode steps of running requests. D is by the batch of the request and by the requests that join it
+meanwhile: those behind it, and those expected to arrive.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _token_among(served: ServiceColumns, began: Floats, at_once: Floats, later: 
 
 
 def _rate_of_last_runs(groups: QueueGroups, waits: RunWaits) -> Floats:
-    """Arrivals a second for each group: they come to the end of the queue, so they join its last run alone."""
+    """Arrivals a second for each group: they arrive at the end of the queue, so they join its last run alone."""
     queues = len(groups.first) - 1
     last_group = groups.first[1:] - 1
     rate = np.zeros(len(waits.run_first))

@@ -15,7 +15,7 @@ from qlm_core.vocabulary.group import prompt_class
 BUCKETS = 1 << 14
 """Features share so many weights: with 400 tenants some 2,000 are used, and a clash costs one feature of about ten."""
 PROMPT_BUCKETS = 1 << 13
-"""The last of them are for prompts, most of which come only once: they clash with each other alone."""
+"""The last of them are for prompts, most of which occur only once: they clash with each other alone."""
 ANCHOR_TOKENS = 100.0
 """Weights are logarithms of factors on so many tokens."""
 HINT_RATIO_MAX = 5.0

@@ -1,4 +1,4 @@
-"""How long a run of groups of one model takes until all of it has ended, and the next model may come (QLM equation 10).
+"""How long a run of groups of one model takes until all of it has ended, and the next model may load (QLM equation 10).
 
 By then all its prefills are done, and all that its sequences add to the steps that they decode in; and there was the base of each step
 until the last output has ended. Each group ends with its longest output, which is a Gumbel variable: the last of several groups ends later

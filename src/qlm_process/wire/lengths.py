@@ -8,7 +8,7 @@ from qlm_core.statistics.length_model import LengthGuess, LengthModel, LengthSco
 
 
 def guess_to_proto(guess: LengthGuess) -> request_pb2.LengthGuess:
-    return request_pb2.LengthGuess(  # by hand, as its inverse: every request comes by here
+    return request_pb2.LengthGuess(  # by hand, as its inverse: every request passes here
         median_tokens=guess.median_tokens,
         model_tokens=guess.model_tokens,
         expected_tokens=guess.expected_tokens,

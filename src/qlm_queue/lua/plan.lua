@@ -19,7 +19,7 @@ local function write_list(key, gids)
   end
 end
 
--- Puts a segment on its queue. `where`: the queue of each group that the call names, as far as the call has come; `lists` may still hold
+-- Puts a segment on its queue. `where`: the queue of each group that the call names, as far as the call has read; `lists` may still hold
 -- groups that moved to another queue since, so that only the queue that a segment is put on is written anew.
 local function put_segment(lists, where, segment)
   for _, gid in ipairs(segment.gids) do where[gid] = false end

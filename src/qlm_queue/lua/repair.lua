@@ -229,7 +229,7 @@ CHECKS = {
   req = function(repair, name)
     local record = whole_record(name)
     local _, hash_key = read_entry(repair.prefix, record and record.id or '0-0')
-    if hash_key ~= name then  -- and no entry is its own: those were looked at first
+    if hash_key ~= name then  -- and no entry is its own: those were checked first
       fail_damaged(repair, record and not hash_key and record or remnant(name, '0-0'), '', 'has lost its body')
     end
   end,
