@@ -115,7 +115,7 @@ def runs_of(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def values_of(keys: Sequence[str], runs: Mapping[str, Sequence[Run]]) -> Values:
-    """The figures of the keys that rest on runs: each in the mean over the seeds, the least and the worst over all of them."""
+    """The figures of the keys that rest on runs: each as the mean over the seeds, the least and the worst over all of them."""
     values: Values = {}
     mean = {name: {what: _mean([details(run)[what] for run in found]) for what in MEANS} for name, found in runs.items()}
 

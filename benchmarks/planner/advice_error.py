@@ -29,7 +29,7 @@ GONE_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`advised`: the whole fleet that the advice comes to; `fewest`: that is enough in simulation, FLEET_MAX + 1 where none is."""
+    """`advised`: the whole fleet by the advice; `fewest`: that is enough in simulation, FLEET_MAX + 1 where none is."""
 
     seed: int
     gpu: str
@@ -96,7 +96,7 @@ def case_of(scenario: Scenario) -> Case:
 
 
 def fleet_advised(scenario: Scenario) -> int:
-    """Instances of the scenario's GPU that the advice comes to after ASK_S."""
+    """Instances of the scenario's GPU that the advice names after ASK_S."""
     found: list[Advice] = []
 
     def ask(cluster: Cluster) -> None:
@@ -112,7 +112,7 @@ def fleet_advised(scenario: Scenario) -> int:
 def attainment(scenario: Scenario, count: int) -> float:
     """In time of all that is due SETTLE_S after the advice or later, with `count` instances from then on."""
     most = max(count, scenario.instances)
-    # Those that come later are not there before; those that go are gone from then on.
+    # Added instances do not run before; removed ones do not run from then on.
     kills = [PlannedKill(process=scenario.instance(number).name, at_s=0.0, down_s=ASK_S) for number in range(scenario.instances, most)]
     going = [scenario.instance(number).name for number in range(count, scenario.instances)]
     kills += [PlannedKill(process=name, at_s=ASK_S, down_s=GONE_S) for name in going]

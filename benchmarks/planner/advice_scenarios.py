@@ -20,7 +20,7 @@ ASK_S = 60.0
 """When advice is requested, after the start."""
 
 HORIZON_S = 300.0
-"""So long after it requests come."""
+"""Requests arrive for so long after it."""
 
 MODELS = (
     ModelSpec(name="mistral-7b", profile="Mistral-7B"),

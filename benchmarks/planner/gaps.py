@@ -82,7 +82,7 @@ def _case(case: Case) -> Gap:
 
 
 def _references(problem: Problem, case: Case) -> list[Costs]:
-    """All that a long search comes by."""
+    """All results of a long search."""
     moves = max(1_000, round(REFERENCE_MOVES * case.scale))
     start = construct(problem).orders
     costs = [improve(problem, start, moves=moves, seed=1_000 + number, hot=hot).cost for number, hot in enumerate(REFERENCE_HOTS)]

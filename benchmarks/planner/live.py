@@ -38,7 +38,7 @@ from qlm_queue.values import AppliedChunk, GroupPlacement, Lease, PlanChunk, Req
 READY_TIMEOUT_S = 300.0
 POLL_S = 0.01
 SCRAMBLES_MAX = 20
-"""An overview that comes first drops what is to be written."""
+"""An overview that arrives first drops the change to be written."""
 
 LOOKS_MAX = 30_000
 QUIET_S = 0.25

@@ -21,7 +21,7 @@ from qlm_planner.search.problem import Booleans, Floats, Integers, Orders, Probl
 from qlm_planner.search.solver import evaluate
 
 GROUPS_MAX = 16
-"""All pairs of a set and a part of it are looked at: three times as many for each group more."""
+"""All pairs of a set and a part of it are examined: three times as many for each group more."""
 
 Masks = NDArray[np.int32]
 

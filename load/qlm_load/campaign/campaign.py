@@ -114,7 +114,7 @@ async def run_campaign(
     environment: Mapping[str, str] | None = None,
 ) -> CampaignOutcome:
     """Starts the cluster, replays, strikes, waits until all is quiet, reads everything again, stops. `environment`: of its processes,
-    beside one's own. Raises Unavailable where the cluster does not come up."""
+    beside one's own. Raises Unavailable where the cluster does not start."""
     load = config.load
     simulated = {"agent.simulated.time_scale": load.time_scale, "agent.simulated.seed": load.seed}
     cluster = Cluster(out, config_path, {**OVERRIDES, **overrides, **simulated}, environment)
