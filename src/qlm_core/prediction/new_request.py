@@ -39,7 +39,7 @@ def place_new(
     reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, request: GroupView, now_s: float | None
 ) -> NewPlace | None:
     """A new request, as a group of one, beside the groups of the views, which `reader` read. `now_s`: the clock that deadlines have; None:
-    running requests end before another model loads, also where the agent would evict them. None where no instance can be predicted. Costs one
+    runs end before another model loads, also where the agent would evict them. None where no instance can be predicted. Costs one
     pass over the groups."""
     able = [number for number, view in enumerate(views) if may_serve(view, request.model) and _known(reader, view, request)]
     if not able:

@@ -1,6 +1,6 @@
 """Times of all groups of virtual queues: C = W + P + D with epsilon (QLM equations 1 to 5) over the model of the queue.
 
-P goes in chunks that ride along with the decode steps of running requests. D is by the batch of the request and by the requests that join it
+P goes in chunks that ride along with the decode steps of running requests. D is by its batch and by the requests that join it
 meanwhile: those behind it, and those expected to arrive.
 """
 
