@@ -74,6 +74,6 @@ def _reliability(runs: Mapping[str, Sequence[Judged]]) -> Figure:
             axes.plot([100.0 * level for level in LEVELS], found, marker="o", markersize=3, linewidth=1.2, label=name)
         axes.set_title(what)
         axes.set_xlabel("predicted quantile [%]")
-        axes.set_ylabel("came by it [%]")
+        axes.set_ylabel("within it [%]")
         axes.legend(frameon=False)
     return figure

@@ -14,11 +14,11 @@ class Steps:
     """Remembers the arguments of each step."""
 
     def __init__(self, duration_s: float = 1.0) -> None:
-        self.asked: list[tuple[int, int, list[tuple[int, int]]]] = []
+        self.calls: list[tuple[int, int, list[tuple[int, int]]]] = []
         self._duration_s = duration_s
 
     def __call__(self, sequences: int, context_tokens: int, prefills: Sequence[tuple[int, int]]) -> float:
-        self.asked.append((sequences, context_tokens, list(prefills)))
+        self.calls.append((sequences, context_tokens, list(prefills)))
         return self._duration_s
 
 
@@ -55,5 +55,5 @@ def run(name: str, prompt: int, target: int, *, resumed: int = 0, arrival: int =
     )
 
 
-def told(progress: Sequence[Progress]) -> list[str]:
+def spans_of(progress: Sequence[Progress]) -> list[str]:
     return [f"{each.run_id}[{each.start}:{each.end}]{'.' if each.done else ''}" for each in progress]

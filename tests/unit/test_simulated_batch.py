@@ -14,7 +14,7 @@ from qlm_agent.engines.policies.urgency import UrgencyFirst
 from qlm_agent.engines.port import FailureKind
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
 from qlm_agent.engines.simulated.sequences import RunState
-from simulated_steps import Steps, make, run, told
+from simulated_steps import Steps, make, run, spans_of
 
 
 def test_a_run_step_by_step() -> None:
@@ -24,14 +24,14 @@ def test_a_run_step_by_step() -> None:
     batch.advance(0.9)
     assert batch.progress() == []
     batch.advance(1.0)
-    assert told(batch.news()) == ["1[0:1]"]  # the prefill gives the first token
+    assert spans_of(batch.news()) == ["1[0:1]"]  # the prefill gives the first token
     assert batch.kv.used == 2
     batch.advance(2.5)
     assert batch.news() == []
-    assert told(batch.progress()) == ["1[1:2]"]
+    assert spans_of(batch.progress()) == ["1[1:2]"]
     batch.advance(3.0)
-    assert told(batch.news()) == ["1[2:3]."]
-    assert steps.asked == [(0, 0, [(0, 30)]), (1, 31, []), (1, 32, [])]
+    assert spans_of(batch.news()) == ["1[2:3]."]
+    assert steps.calls == [(0, 0, [(0, 30)]), (1, 31, []), (1, 32, [])]
     assert (batch.kv.used, batch.running, batch.next_due_s) == (0, 0, None)
 
 
@@ -50,10 +50,10 @@ def test_prefill_in_chunks_beside_decoding() -> None:
     batch.advance(1.0)
     batch.add(1.0, run("2", 250, 5))
     batch.advance(4.0)
-    chunks = [step[2] for step in steps.asked]
+    chunks = [step[2] for step in steps.calls]
     assert chunks[:4] == [[(0, 50)], [], [(0, 100)], [(100, 100)]]  # the step that was under way at 1.0 goes on without it
     batch.advance(5.0)
-    assert "2[0:1]" in told(batch.progress())
+    assert "2[0:1]" in spans_of(batch.progress())
 
 
 def test_kv_shortage_preempts_the_latest_and_recomputes_it() -> None:
@@ -65,13 +65,13 @@ def test_kv_shortage_preempts_the_latest_and_recomputes_it() -> None:
     assert batch.kv.free == 0
     batch.advance(3.0)  # step 2 fills the blocks, step 3 needs two more
     assert (batch.preemptions, batch.running, batch.waiting) == (1, 1, 1)
-    assert told(batch.progress()) == ["1[0:3]", "2[0:2]"]
+    assert spans_of(batch.progress()) == ["1[0:3]", "2[0:2]"]
     batch.advance(200.0)
     ends = {each.run_id: each for each in batch.progress()}
     assert ends["1"].done
     assert ends["2"].done
     assert (ends["2"].start, ends["2"].end) == (2, 30)
-    recomputed = [step for step in steps.asked if step[2] and step[2][0][1] > 31]
+    recomputed = [step for step in steps.calls if step[2] and step[2][0][1] > 31]
     assert recomputed  # the prompt and what had been produced
     assert batch.kv.used == 0
 
@@ -103,7 +103,7 @@ def test_abort_at_any_moment_gives_everything_back() -> None:
         batch.add(0.0, run("2", 20, 30))
         batch.advance(at_s)
         batch.abort("1")
-        assert all(not line.startswith("1") for line in told(batch.progress()))
+        assert all(not line.startswith("1") for line in spans_of(batch.progress()))
         batch.advance(100.0)
         assert batch.progress()[-1].run_id == "2"
         assert (batch.kv.used, batch.running) == (0, 0), at_s
@@ -114,8 +114,8 @@ def test_resumed_runs_prefill_what_they_had_and_go_on() -> None:
     batch = make(steps)
     batch.add(0.0, run("1", 30, 12, resumed=10))
     batch.advance(10.0)
-    assert told(batch.progress()) == ["1[10:12]."]
-    assert steps.asked == [(0, 0, [(0, 40)]), (1, 41, [])]
+    assert spans_of(batch.progress()) == ["1[10:12]."]
+    assert steps.calls == [(0, 0, [(0, 40)]), (1, 41, [])]
 
 
 def test_time_that_it_stood_still_does_not_count() -> None:
@@ -124,9 +124,9 @@ def test_time_that_it_stood_still_does_not_count() -> None:
     batch.advance(1.5)
     batch.skip_time(1.5, 11.5)
     batch.advance(11.9)
-    assert told(batch.progress()) == ["1[0:1]"]
+    assert spans_of(batch.progress()) == ["1[0:1]"]
     batch.advance(12.0)
-    assert told(batch.progress()) == ["1[1:2]"]
+    assert spans_of(batch.progress()) == ["1[1:2]"]
 
 
 class Urgent(FirstComeFirstServed):
@@ -146,9 +146,9 @@ def test_a_policy_may_preempt_for_an_urgent_run_in_the_same_step() -> None:
     batch.advance(3.0)
     batch.add(3.0, run("2", 10, 2))
     batch.advance(5.0)  # the step under way, then its prefill
-    assert "2[0:1]" in told(batch.progress())
+    assert "2[0:1]" in spans_of(batch.progress())
     batch.advance(100.0)
-    assert told(batch.progress())[-1].endswith("50].")
+    assert spans_of(batch.progress())[-1].endswith("50].")
 
 
 class Willing(Urgent):
@@ -166,7 +166,7 @@ def test_as_many_are_preempted_as_make_room() -> None:
     batch.add(3.0, run("4", 150, 2))  # 10 blocks
     batch.advance(5.0)
     assert (batch.preemptions, batch.running) == (1, 3)
-    assert "4[0:1]" in told(batch.progress())
+    assert "4[0:1]" in spans_of(batch.progress())
 
 
 def test_a_policy_sees_how_often_a_run_was_preempted() -> None:
@@ -212,7 +212,7 @@ class Slow:
         self.running: list[RunState] = []
         self.done: dict[str, int] = {}
         self.preemptions = 0
-        self.asked: list[tuple[int, int, list[tuple[int, int]]]] = []
+        self.calls: list[tuple[int, int, list[tuple[int, int]]]] = []
 
     def held(self, each: RunState) -> int:
         """Blocks: of a prefill all, of a decoding run those of what it has written."""
@@ -259,7 +259,7 @@ class Slow:
         chunks = [(each, tokens) for each, tokens in chunks if tokens]
         if decoding or chunks:
             context_tokens = sum(each.prompt_tokens + each.produced_tokens for each in decoding)
-            self.asked.append((len(decoding), context_tokens, [(each.prefill_done, tokens) for each, tokens in chunks]))
+            self.calls.append((len(decoding), context_tokens, [(each.prefill_done, tokens) for each, tokens in chunks]))
         for each, tokens in chunks:
             each.prefill_done += tokens
         for each in decoding + [each for each, _ in chunks if self.decodes(each)]:
@@ -295,7 +295,7 @@ def test_shortcuts_agree_with_touching_every_run_in_every_step(seed: int) -> Non
         pass
     assert batch.waiting == batch.running == 0
     assert batch.preemptions == slow.preemptions
-    assert steps.asked == slow.asked
+    assert steps.calls == slow.calls
     assert {each.run_id: each.end for each in batch.progress()} == slow.done
     assert len(slow.done) == number
     assert batch.kv.used == 0

@@ -8,7 +8,7 @@ from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import SequenceView
 from qlm_agent.engines.simulated.decoding import DecodingRuns
 from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
-from simulated_steps import Steps, make, run, told
+from simulated_steps import Steps, make, run, spans_of
 
 
 def test_a_run_taken_out_keeps_its_kv_until_it_is_released() -> None:
@@ -20,8 +20,8 @@ def test_a_run_taken_out_keeps_its_kv_until_it_is_released() -> None:
     taken = batch.detach("1")
     assert (batch.decoding_tokens("1"), batch.decoding_tokens("2")) == (None, 32)
     batch.advance(6.0)
-    assert told(batch.progress()) == ["1[0:3]", "2[0:6]"]
-    assert steps.asked[-1] == (1, 36, [])
+    assert spans_of(batch.progress()) == ["1[0:3]", "2[0:6]"]
+    assert steps.calls[-1] == (1, 36, [])
     assert batch.kv.used == 2 + 3
     batch.release(taken)
     assert batch.kv.used == 3
@@ -30,7 +30,7 @@ def test_a_run_taken_out_keeps_its_kv_until_it_is_released() -> None:
     batch.advance(7.0)
     batch.rejoin(taken)
     batch.advance(9.0)  # the step under way goes on without it
-    assert told(batch.progress()) == ["2[6:9]", "1[3:4]"]
+    assert spans_of(batch.progress()) == ["2[6:9]", "1[3:4]"]
     batch.advance(100.0)
     assert {each.run_id: each.end for each in batch.progress()} == {"1": 50, "2": 50}
     assert batch.kv.used == 0
@@ -60,7 +60,7 @@ def test_a_batch_that_only_waits_for_a_transfer_has_nothing_due() -> None:
     batch.release(taken)
     assert batch.next_due_s == 2.0
     batch.advance(4.0)
-    assert told(batch.progress()) == ["1[0:1]", "2[0:2]."]
+    assert spans_of(batch.progress()) == ["1[0:1]", "2[0:2]."]
 
 
 def test_a_restored_run_alone_goes_on_when_its_kv_is_there() -> None:
@@ -77,7 +77,7 @@ def test_a_restored_run_alone_goes_on_when_its_kv_is_there() -> None:
     batch.rejoin(taken)
     assert batch.next_due_s == 6.0
     batch.advance(8.0)
-    assert told(batch.progress()) == ["1[0:3]."]
+    assert spans_of(batch.progress()) == ["1[0:3]."]
 
 
 class TurnsAt(FirstComeFirstServed):

@@ -17,7 +17,7 @@ from qlm_agent.engines.simulated.prefills import PrefillRule
 from qlm_agent.engines.simulated.sequences import Progress
 from qlm_agent.engines.simulated.stages import Stages
 from qlm_core.vocabulary.errors import ConfigError
-from simulated_steps import Steps, make, run, told
+from simulated_steps import Steps, make, run, spans_of
 
 
 def pipeline(count: int, *, kv: int = 10_000, batch_max: int = 4, policy: str = "fcfs", step_s: float = 1.0) -> PipelinedBatches:
@@ -51,7 +51,7 @@ def test_shared_budget_is_less_one_token_of_each_decode() -> None:
     batch.advance(1.0)
     batch.add(1.0, run("3", 250, 2))
     batch.advance(4.5)
-    assert [step[2] for step in steps.asked[2:5]] == [[(0, 98)], [(98, 98)], [(196, 54)]]
+    assert [step[2] for step in steps.calls[2:5]] == [[(0, 98)], [(98, 98)], [(196, 54)]]
 
 
 def test_a_shared_budget_below_the_seats_still_lets_prefills_advance() -> None:
@@ -68,7 +68,7 @@ def test_whole_prompts_are_not_cut_and_join_only_where_all_fit() -> None:
     for name, prompt in {"1": 60, "2": 50, "3": 30, "4": 500}.items():
         batch.add(0.0, run(name, prompt, 9))
     batch.advance(3.5)
-    assert [step[2] for step in steps.asked[:3]] == [[(0, 60)], [(0, 50), (0, 30)], [(0, 500)]]
+    assert [step[2] for step in steps.calls[:3]] == [[(0, 60)], [(0, 50), (0, 30)], [(0, 500)]]
 
 
 # Stages ---------------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_a_detached_run_returns_to_a_batch_with_its_kv() -> None:
     batches.rejoin(taken)
     batches.advance(1_000.0)
     assert {each.run_id: each.end for each in batches.news() if each.done} == {"1": 30, "2": 30}
-    assert told(batches.progress()) == []
+    assert spans_of(batches.progress()) == []
 
 
 def test_stages_divide_the_gpus() -> None:

@@ -29,7 +29,7 @@ RATES = (0.002, 0.008, 0.032, 0.128)
 """Change of a level by one outcome: the range of DtACI, by factors of four."""
 INTERVAL = 500.0
 """Outcomes that the mixture of rates is to be right over, as in DtACI."""
-ASKED_MAX = 3.0
+NOMINAL_MAX = 3.0
 """Largest nominal share of misses, as a multiple of the share that is to come."""
 SHARE = 1.0 / (2.0 * INTERVAL)
 """Share of the weights that is divided evenly among all rates, as in DtACI."""
@@ -61,8 +61,8 @@ class _Level:
         weights = [weight * math.exp(-scale * slower * loss) for weight, loss in zip(self.weights, losses, strict=True)]
         total = sum(weights)
         self.weights = [(1.0 - SHARE) * weight / total + SHARE / len(RATES) for weight in weights]
-        step = slower * (self.miss - missed)
-        self.nominal = [min(ASKED_MAX * self.miss, max(0.0, share + rate * step)) for share, rate in zip(self.nominal, RATES, strict=True)]
+        most, step = NOMINAL_MAX * self.miss, slower * (self.miss - missed)
+        self.nominal = [min(most, max(0.0, share + rate * step)) for share, rate in zip(self.nominal, RATES, strict=True)]
 
 
 ROUNDING = 1e-9
