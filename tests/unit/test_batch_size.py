@@ -198,7 +198,7 @@ def whole_simulation(course: _Course, size: int) -> tuple[float, float]:
     arrivals = sorted(zip(*course.arrivals.tolist(), strict=True))
     seats, waiting, late = list(zip(*course.running.tolist(), strict=True)), list[tuple[float, int]](), list[int]()
     heapify(seats)
-    now_s = clock = 0.0
+    now_s, clock = course.prefilling_s, 0.0
     come, in_time, peak = 0, 0, 0
     counted = sum(start_s < course.horizon_s for start_s, *_ in arrivals)
     requests = unsettled = counted + sum(due_s != NOT_COUNTED for _, due_s in seats)
@@ -206,28 +206,32 @@ def whole_simulation(course: _Course, size: int) -> tuple[float, float]:
         while come < len(arrivals) and arrivals[come][0] <= now_s:
             heappush(waiting, (arrivals[come][1], come))
             come += 1
-        while waiting:
+        if waiting:
             due_s, index = waiting[0]
             _, _, tokens, expected, prefill_s, first_token = arrivals[index]
-            token_s = course.base_s + course.seat_s * (len(seats) + 1)
+            token_s = course.base_s + course.decode_s * (len(seats) + 1)
             if now_s + prefill_s + (token_s if first_token else expected * token_s) > due_s:
-                late.append(index)
+                late.append(heappop(waiting)[1])
                 unsettled -= index < counted
-            elif len(seats) < (most if first_token else limit):
+                continue
+            if len(seats) < (most if first_token else limit):
                 in_time += bool(first_token) and index < counted
                 unsettled -= bool(first_token) and index < counted
-                heappush(seats, (clock + tokens, NOT_COUNTED if first_token or index >= counted else due_s - prefill_s))
-            else:
-                break
-            heappop(waiting)
-        while late and len(seats) < limit:
-            heappush(seats, (clock + arrivals[late.pop()][2], NOT_COUNTED))
+                heappush(seats, (clock + tokens, NOT_COUNTED if first_token or index >= counted else due_s))
+                heappop(waiting)
+                now_s += prefill_s
+                continue
+        if late and len(seats) < limit:
+            _, _, tokens, _, prefill_s, _ = arrivals[late.pop()]
+            heappush(seats, (clock + tokens, NOT_COUNTED))
+            now_s += prefill_s
+            continue
         peak = max(peak, len(seats))
         next_s = arrivals[come][0] if come < len(arrivals) else math.inf
         if not seats:
             now_s = next_s
             continue
-        token_s = course.base_s + course.seat_s * len(seats)
+        token_s = course.base_s + course.decode_s * len(seats)
         end_s = now_s + (seats[0][0] - clock) * token_s
         if next_s < end_s:
             clock += (next_s - now_s) / token_s

@@ -1,11 +1,12 @@
 """How many requests an engine runs at once: the batch as a decision (design, "One model of an engine").
 
-A step takes `a + n (b + c context)` and the prefills of those that join, so a larger batch serves more requests a second and makes each of
-them slower. Sizes are compared by rollouts, as in model predictive control: from the requests that run and wait, the engine's next
-`HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their classes, the earliest deadline first, and
-the requests that end in time are counted. So waits, postponed requests and lasting arrivals count as well as slow steps do. Of requests
-that are due after the simulated time as many have their turn in it as if all were served evenly until their deadlines; those for which a
-size leaves no room count as late, since simulated arrivals end and a queue would cost nothing after them. In overload none has a turn.
+A step takes `a + n (b + c context)` and the prefills of new requests, so a larger batch serves more requests a second, makes each of them
+slower, and stops all while its new seats are prefilled. Sizes are compared by rollouts, as in model predictive control: from the requests
+that run and wait, the engine's next `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their
+classes, the earliest deadline first, and the requests that end in time are counted. So waits, prefills, postponed requests and lasting
+arrivals count as well as slow steps do. Of requests that are due after the simulated time as many have their turn in it as if all were
+served evenly until their deadlines; those for which a size leaves no room count as late, since simulated arrivals end and a queue would
+cost nothing after them. In overload none has a turn.
 Beside other models that wait for the engine, requests that are due within that time share the value: these by what ends in time, the others
 by the throughput, since what is done sooner leaves the engine to them.
 
@@ -64,9 +65,9 @@ QUANTILES = 64
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassDemand:
     """Requests of one model and SLO class on an instance. `slo_s` > 0: infinite for those without a deadline; `first_token`: it bounds the
-    first token. `arrivals_per_s`: at the instance. `running`: produced tokens and seconds to the deadline of each that runs;
-    `waiting`: seconds to the first deadline and number of requests of each group. `prompt_tokens`: of one, on average, of which
-    `uncached_share` is computed."""
+    first token. `arrivals_per_s`: at the instance. `running`: produced tokens and seconds to the deadline of each that runs; `prefilling`:
+    how many of these await their first token; `waiting`: seconds to the first deadline and number of requests of each group.
+    `prompt_tokens`: of one, on average, of which `uncached_share` is computed."""
 
     slo_s: float
     first_token: bool
@@ -76,6 +77,7 @@ class ClassDemand:
     prompt_tokens: float
     outputs: LengthCurve
     uncached_share: float = 1.0
+    prefilling: int = 0
 
     @property
     def requests(self) -> int:
@@ -119,23 +121,26 @@ def sizes(batch_max: int) -> tuple[int, ...]:
 
 _Arrival = tuple[float, int, float, float, float, bool, float]
 """Deadline in seconds, place in the order of starts, output tokens, tokens until what the deadline bounds, prefill seconds, whether that is
-the first token, deadline less prefill or `NOT_COUNTED`."""
+the first token, deadline again or `NOT_COUNTED`."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Course:
     """The events of a course. `running`: tokens to the end and seconds to the deadline of each, `NOT_COUNTED` for first tokens. `arrivals`,
     those that wait included: seconds, deadline, output tokens, expected tokens, prefill seconds, whether the deadline bounds the first
-    token; those before `horizon_s` count. `seat_s`: what a sequence adds to a step; `thinned`: requests that each of these stands for;
-    `seats_max`: those that have room in KV; `share`: of the engine's time, that these requests have beside other models that wait.
-    `due`: requests that run or are due before the course ends; `later`: of the others, those whose turn comes until then; `outputs_s`:
-    seconds of the course over the tokens of an output."""
+    token; those before `horizon_s` count. `decode_s`: what a sequence adds to a step; `seat_s`: the same with its share of the prefills;
+    `prefilling_s`: prefills of running requests; `thinned`: requests that each of these stands for; `seats_max`: those that have room in
+    KV; `share`: of the engine's time, that these requests have beside other models that wait. `due`: requests that run or are due before
+    the course ends; `later`: of the others, those whose turn comes until then; `outputs_s`: seconds of the course over the tokens of an
+    output."""
 
     running: FloatArray
     arrivals: FloatArray
     horizon_s: float
     base_s: float
+    decode_s: float
     seat_s: float
+    prefilling_s: float
     thinned: float
     seats_max: float
     share: float
@@ -172,12 +177,12 @@ class _Course:
         """How many requests end in time if at most `limit` run at once; and the most that run at once, or any number >= `limit` below it.
         First tokens do not wait for seats that the limit keeps free, of `most`; requests that are expected to be late wait for all
         others."""
-        base_s, seat_s, slacks_s = self.base_s, self.seat_s, self._slacks_s
-        waiting_now, last_s, tokens_sum, tokens_most = self._work
+        base_s, decode_s, slacks_s = self.base_s, self.decode_s, self._slacks_s
+        waiting_now, last_s, tokens_sum, tokens_most, prefills_s = self._work
         peak = self.running.shape[1]
         # While requests wait, `limit` or more run. So all have started when those have made all tokens after the last arrival.
-        started_s = last_s + tokens_sum * (base_s / limit + seat_s)
-        sure_s = (1.0 + ROUNDING) * (started_s + tokens_most * (base_s + seat_s * (max(peak, most) + 1)))
+        started_s = last_s + prefills_s + tokens_sum * (base_s / limit + decode_s)
+        sure_s = (1.0 + ROUNDING) * (started_s + tokens_most * (base_s + decode_s * (max(peak, most) + 1)))
         unsettled = len(slacks_s)
         undecided = bisect_left(slacks_s, sure_s)
         in_time = unsettled - undecided
@@ -187,22 +192,24 @@ class _Course:
         if not undecided and peak + waiting_now >= limit:
             return in_time, max(peak, limit)
         starts_s, arrivals, running = self._events
-        seats, waiting, late = running.copy(), arrivals[:waiting_now], list[float]()
-        come, next_s, now_s, clock = waiting_now, starts_s[waiting_now], 0.0, 0.0
+        seats, waiting, late = running.copy(), arrivals[:waiting_now], list[tuple[float, float]]()
+        arrived, next_s, now_s, clock = waiting_now, starts_s[waiting_now], self.prefilling_s, 0.0
         while unsettled:
-            while next_s <= now_s:
-                insort(waiting, arrivals[come])
-                come += 1
-                next_s = starts_s[come]
             sequences = len(seats)
-            while waiting:
+            while waiting or next_s <= now_s:
+                if next_s <= now_s:
+                    insort(waiting, arrivals[arrived])
+                    arrived += 1
+                    next_s = starts_s[arrived]
+                    continue
                 due_s, _, tokens, expected, prefill_s, first_token, slack_s = waiting[0]
-                if now_s + prefill_s + expected * (base_s + seat_s * (sequences + 1)) > due_s:
-                    late.append(tokens)
+                if now_s + prefill_s + expected * (base_s + decode_s * (sequences + 1)) > due_s:
+                    late.append((tokens, prefill_s))
                     if slack_s != NOT_COUNTED:
                         unsettled -= 1
                         undecided -= 1
                 elif sequences < limit or (first_token and sequences < most):
+                    now_s += prefill_s
                     if first_token and slack_s != NOT_COUNTED:
                         unsettled -= 1
                         in_time += slack_s < sure_s
@@ -213,9 +220,11 @@ class _Course:
                 else:
                     break
                 del waiting[0]
-            while late and sequences < limit:
-                insort(seats, (clock + late.pop(), NOT_COUNTED))
-                sequences += 1
+            if late and sequences < limit:
+                tokens, prefill_s = late.pop()
+                now_s += prefill_s
+                insort(seats, (clock + tokens, NOT_COUNTED))
+                continue
             if sequences > peak:
                 peak = sequences
             if not undecided and peak >= limit:
@@ -225,7 +234,7 @@ class _Course:
                     break
                 now_s = next_s
                 continue
-            token_s = base_s + seat_s * sequences
+            token_s = base_s + decode_s * sequences
             end_s = now_s + (seats[0][0] - clock) * token_s
             if next_s < end_s:
                 clock += (next_s - now_s) / token_s
@@ -242,19 +251,20 @@ class _Course:
 
     @cached_property
     def _slacks_s(self) -> list[float]:
-        """Seconds to the deadline, less the prefill, of those that count, ascending."""
-        starts_s, dues_s, _, _, prefills_s, _ = self.arrivals
-        running_s, arrivals_s = self.running[1], (dues_s - prefills_s)[starts_s < self.horizon_s]
+        """Seconds to the deadline of those that count, ascending."""
+        running_s, arrivals_s = self.running[1], self.arrivals[1][self.arrivals[0] < self.horizon_s]
         found: list[float] = np.concatenate([running_s[running_s != NOT_COUNTED], arrivals_s]).tolist()
         return sorted(found)
 
     @cached_property
-    def _work(self) -> tuple[int, float, float, float]:
-        """Requests that wait, seconds to the last start, tokens of all requests, and most tokens of one, made or expected."""
+    def _work(self) -> tuple[int, float, float, float, float]:
+        """Requests that wait, seconds to the last start, tokens of all requests, most tokens of one, made or expected, and seconds of all
+        prefills."""
         left, starts_s = self.running[0], self.arrivals[0]
         most = max(left.max(initial=0.0), self.arrivals[2:4].max(initial=0.0))
         tokens = float(left.sum() + self.arrivals[2].sum())
-        return int(np.count_nonzero(starts_s == 0.0)), float(starts_s.max(initial=0.0)), tokens, float(most)
+        prefills_s = self.prefilling_s + float(self.arrivals[4].sum())
+        return int(np.count_nonzero(starts_s == 0.0)), float(starts_s.max(initial=0.0)), tokens, float(most), prefills_s
 
     @cached_property
     def _events(self) -> tuple[list[float], list[_Arrival], list[tuple[float, float]]]:
@@ -262,7 +272,7 @@ class _Course:
         rows = sorted(zip(*self.arrivals.tolist(), strict=True))
         arrivals: list[_Arrival] = []
         for index, (start_s, due_s, tokens, expected, prefill_s, first_token) in enumerate(rows):
-            slack_s = due_s - prefill_s if start_s < self.horizon_s else NOT_COUNTED
+            slack_s = due_s if start_s < self.horizon_s else NOT_COUNTED
             arrivals.append((due_s, index, tokens, 1.0 if first_token else expected, prefill_s, first_token > 0.0, slack_s))
         return [*(row[0] for row in rows), math.inf], arrivals, sorted(zip(*self.running.tolist(), strict=True))
 
@@ -281,10 +291,12 @@ def _course(
     outputs = [each.outputs.output_tokens.mean for each in demands]
     # A request takes a seat for as many steps as it makes tokens.
     seats = [weight * output for weight, output in zip(weights, outputs, strict=True)]
-    each_s = [_sequence_s(hardware, each.prompt_tokens, output, each.uncached_share) for each, output in zip(demands, outputs, strict=True)]
+    decodes_s = [_decode_s(hardware, each.prompt_tokens, output) for each, output in zip(demands, outputs, strict=True)]
+    works_s = [slowdown * _prefill_s(hardware, each.prompt_tokens, each.uncached_share) for each in demands]
     # Agents reserve KV for the whole of an output.
     held = [each.prompt_tokens + output for each, output in zip(demands, outputs, strict=True)]
-    seat_s = slowdown * _mean(each_s, seats)
+    decode_s = slowdown * _mean(decodes_s, seats)
+    seat_s = decode_s + _mean(works_s, weights) / _mean(outputs, weights)
     base_s = slowdown * hardware.decode_step_s(0.0, 0.0)
     seats_max = max(1.0, min(batch_max, hardware.kv_capacity_tokens / _mean(held, seats)))
     horizon_s = HORIZON_OUTPUTS * _mean(outputs, weights) * (base_s + seat_s * seats_max)
@@ -315,13 +327,11 @@ def _course(
     above = np.count_nonzero(lengths[of] <= produced[:, None], axis=1)
     drawn = (above + np.concatenate(places) * (QUANTILES - above)).astype(np.int64)
     left = np.where(above < QUANTILES, lengths[of, np.minimum(drawn, QUANTILES - 1)] - produced, 0.5 * produced)
-    due_s = np.where(due_s < (1.0 - ROUNDING) * (base_s + seat_s * thinned) * left, MISSED, due_s)
+    due_s = np.where(due_s < (1.0 - ROUNDING) * (base_s + decode_s * thinned) * left, MISSED, due_s)
     running = np.array([left, np.where(first_token[of], NOT_COUNTED, due_s)])
     of = np.repeat(np.arange(len(demands)), [len(each) for each in levels])
     tokens = lengths[of, (QUANTILES * np.concatenate(levels)).astype(np.int64)]
-    prompts = [(each.prompt_tokens, each.prompt_tokens * each.prompt_tokens, each.uncached_share) for each in demands]
-    work_s = [slowdown * hardware.prefill_work_s(*each) for each in prompts]
-    facts = np.array([lengths[:, QUANTILES // 2], work_s, first_token])
+    facts = np.array([lengths[:, QUANTILES // 2], thinned * np.array(works_s), first_token])
     arrivals = np.concatenate([[np.concatenate(starts_s), np.concatenate(dues_s), tokens], facts[:, of]])
     arriving = [drawn_s * sum(each.arrivals_per_s for each in demands if (each.slo_s > end_s) == patient) for patient in (False, True)]
     turns = sum(count * end_s / due_s for each in demands for due_s, count in each.waiting if due_s > end_s)
@@ -333,7 +343,9 @@ def _course(
         arrivals,
         horizon_s,
         base_s,
+        decode_s * thinned,
         seat_s * thinned,
+        sum(each.prefilling * work_s for each, work_s in zip(demands, works_s, strict=True)),
         thinned,
         seats_max,
         share,
@@ -365,10 +377,14 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 def step_s(hardware: HardwareProfile, sequences: float, prompt_tokens: float, output_tokens: float, uncached_share: float = 1.0) -> float:
     """Seconds of a step of so many sequences, the prefills of those that take their places shared among the steps: `a + n (b + c context)`
     of the module."""
-    return hardware.decode_step_s(0.0, 0.0) + sequences * _sequence_s(hardware, prompt_tokens, output_tokens, uncached_share)
+    sequence_s = _decode_s(hardware, prompt_tokens, output_tokens) + _prefill_s(hardware, prompt_tokens, uncached_share) / output_tokens
+    return hardware.decode_step_s(0.0, 0.0) + sequences * sequence_s
 
 
-def _sequence_s(hardware: HardwareProfile, prompt_tokens: float, output_tokens: float, uncached_share: float) -> float:
+def _decode_s(hardware: HardwareProfile, prompt_tokens: float, output_tokens: float) -> float:
     """Seconds that a sequence adds to each step. It holds its prompt and half of its output on average."""
-    decode_s = hardware.decode_step_s(1.0, prompt_tokens + 0.5 * output_tokens) - hardware.decode_step_s(0.0, 0.0)
-    return decode_s + hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens, uncached_share) / output_tokens
+    return hardware.decode_step_s(1.0, prompt_tokens + 0.5 * output_tokens) - hardware.decode_step_s(0.0, 0.0)
+
+
+def _prefill_s(hardware: HardwareProfile, prompt_tokens: float, uncached_share: float) -> float:
+    return hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens, uncached_share)

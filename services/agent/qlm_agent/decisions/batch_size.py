@@ -7,7 +7,7 @@ lengths are learned from the agent's runs (`expectations`).
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -90,8 +90,11 @@ class BatchSize:
     def _demands(self, now_s: float, model: str, groups: Sequence[QueueHead | WaitingGroup]) -> list[ClassDemand]:
         running = defaultdict[ClassKey, list[tuple[float, float]]](list)
         waiting = defaultdict[ClassKey, list[tuple[float, int]]](list)
+        prefilling = Counter[ClassKey]()
         for run in self._runs.on_gpu():
-            running[run.model, run.slo_class, run.first_token].append((run.produced, run.urgency.deadline_s - now_s))
+            key = (run.model, run.slo_class, run.first_token)
+            running[key].append((run.produced, run.urgency.deadline_s - now_s))
+            prefilling[key] += not run.started
         for group in groups:
             waiting[group.model, group.slo_class, group.first_token].append((group.first_deadline_s - now_s, group.waiting))
         arrived = {key: known.pulled + sum(count for _, count in waiting.get(key, ())) for key, known in self._classes.items()}
@@ -111,6 +114,7 @@ class BatchSize:
                     prompt_tokens=0.0 if known is None else known.prompt_tokens,
                     uncached_share=self._expectations.uncached_share(model, key[1]),
                     outputs=self._expectations.outputs(model, key[1]),
+                    prefilling=prefilling[key],
                 )
             )
         return demands
