@@ -97,12 +97,62 @@ def test_a_step_takes_as_long_as_on_the_step_accurate_engine(sequences: int, pro
     assert step_s(linear, sequences, prompt, output) == pytest.approx(served_s * sequences / output, rel=0.05)
 
 
+def test_prefills_of_new_seats_delay_running_requests_as_on_the_step_accurate_engine() -> None:
+    """150 prompts of 1,100 tokens behind 100 running requests that outlast the prefills. Known lengths, no bias, no noise."""
+
+    def duration(decoding: int, context: int, prefills: Sequence[tuple[int, int]]) -> float:
+        decode_s = MISTRAL.decode_step_s(decoding, context) if decoding else 0.0
+        return decode_s + MISTRAL.prefill_work_s(sum(tokens for _, tokens in prefills))
+
+    engine = make(duration, kv=1_000_000, batch_max=256, chunk=2_048)  # type: ignore[arg-type]
+    for number in range(100):
+        engine.add(0.0, run(str(number + 1), 16, 140))
+    engine.advance(0.0)
+    assert engine.next_due_s is not None
+    began_s = now_s = engine.next_due_s
+    engine.advance(now_s)
+    for number in range(150):
+        engine.add(now_s, run(str(number + 101), 1_100, 800))
+    while engine.running > 150 or engine.waiting:
+        now_s = engine.next_due_s or now_s
+        engine.advance(now_s)
+    arrival = (0.0, 1e6, 800.0, 800.0, MISTRAL.prefill_work_s(1_100.0), 0.0)
+    course = _Course(
+        running=np.array([[139.0] * 100, [now_s - began_s] * 100]),
+        arrivals=np.array([arrival] * 150).T,
+        horizon_s=1.0,
+        base_s=MISTRAL.decode_step_s(0.0, 0.0),
+        decode_s=MISTRAL.decode_step_s(1.0, 600.0) - MISTRAL.decode_step_s(0.0, 0.0),
+        seat_s=0.0,
+        prefilling_s=0.0,
+        thinned=1.0,
+        seats_max=256.0,
+        share=1.0,
+        due=0.0,
+        later=0.0,
+        outputs_s=1.0,
+    )
+
+    def in_time(factor: float) -> int:
+        """How many of the running requests end in time if they are due after so many times the engine's seconds."""
+        later = replace(course, running=course.running * [[1.0], [factor]])
+        return later._simulate(250, 256)[0] - 150
+
+    assert (in_time(0.95), in_time(1.05)) == (0, 100)
+
+
 def test_without_deadlines_or_with_time_to_spare_the_batch_is_the_largest() -> None:
     assert settled() == 256
     assert settled(demand(math.inf, 5.0)) == 256
     assert settled(demand(5.0, 5.0, first_token=True), demand(math.inf, 5.0)) == 256
     assert settled(HOUR) == 256
     assert settled(demand(60.0, 0.5, running=8)) == 256
+
+
+def test_outstanding_prefills_delay_running_requests() -> None:
+    courses = [_course(1, MISTRAL, [replace(demand(20.0, 0.0), prefilling=count)], 256, 1.0, ()) for count in (0, 1_000)]
+    in_time = [course.values([256])[0] for course in courses]
+    assert in_time[0] > 0.5 > in_time[1]
 
 
 def test_chat_among_patient_requests_gets_a_batch_that_is_fast_enough() -> None:

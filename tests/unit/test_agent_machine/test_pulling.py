@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qlm_agent.decisions.events import ControlMessage, Message, Outcome
+from qlm_core.operations.batch_size import ClassDemand
 
 from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, profile, pulled, waiting_groups
 
@@ -196,6 +197,24 @@ def test_groups_of_other_models_count_as_those_that_wait_for_the_engine(monkeypa
     t.serve()
     t.at(4.0).answer_pull(pulled("a", prompt=10), head=group("m", prompt=10, waiting=30, due=24.0), ahead=("n", "m", "o"))
     assert [count for _, count in seen[-1]] == [1, 1]
+
+
+def test_runs_without_a_token_count_as_outstanding_prefills(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def choose(choice: object, hardware: object, demands: list[ClassDemand], **settings: object) -> int:
+        seen.append(sum(each.prefilling for each in demands))
+        return 60
+
+    monkeypatch.setattr("qlm_agent.decisions.batch_size.BatchChoice.choose", choose)
+    t = Transcript(batch_by_slo=True, batch_max=256, hardware={"m": profile("m", recompute_us=0.0)})
+    t.serve()
+    t.at(4.0).answer_pull(*(pulled(name, prompt=10) for name in "abc"), head="m")
+    t.produce(("a", 1))
+    t.machine.batch_size.choose(10.0, "m", None, ())
+    t.produce(("b", 1), ("a", 1))
+    t.machine.batch_size.choose(20.0, "m", None, ())
+    assert seen[-2:] == [2, 1]
 
 
 def test_groups_behind_the_head_are_read_once_a_second() -> None:
