@@ -35,7 +35,7 @@ TRUE_SLOWDOWN = 1.1
 
 
 def test_a_run_among_others() -> None:
-    """B arrives at 10 and leaves at 30, A is there from 0 to 20, C from 20 on: beside B there are two all the time but for prefills."""
+    """B arrives at 10 and leaves at 30, A is there from 0 to 20, C from 20 on: beside B there are two except during prefills."""
     activity = Activity(since=(0, 0), running=0)
     activity.pull(0.0, "A", 1, 1_000, EVEN)
     activity.pull(10.0, "B", 1, 2_000, EVEN)

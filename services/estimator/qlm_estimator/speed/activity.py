@@ -7,7 +7,7 @@ tokens were made in. Every decoding request gets a token in each step, so what e
 that counts steps.
 
 An engine with lookahead holds requests that wait for a seat and for KV; their prefills begin as others leave. The policy chooses
-who waits, so beside a run that was taken to wait there were those of its whole stay.
+who waits, so a run that was assumed to wait has the batch of its whole stay beside it.
 """
 
 from __future__ import annotations
