@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -10,8 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from qlm.api.v1 import request_pb2
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.request import RequestState
-from qlm_queue.values import LiveRequest, TerminalRecord
+from qlm_process.wire.profile import to_body
+from qlm_queue.values import ESTIMATOR_ROLE, LiveRequest, TerminalRecord
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL, OTHER_MODEL, answer_word, text_prompt
 
@@ -36,11 +40,11 @@ async def serving(rig: Rig, server: RunningTextServer, **settings: Any) -> Runni
         "models": {"m": {"remote": MODEL}, "n": {"remote": OTHER_MODEL}},
         "poll_s": 0.2,
     }
-    return await rig.agent(engine="openai", openai=openai, batch_max=4, **settings)
+    return await rig.agent(engine="openai", openai=openai, **{"batch_max": 4, **settings})
 
 
-async def accept_text(rig: Rig, count: int, answer: int) -> list[str]:
-    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=600.0)
+async def accept_text(rig: Rig, count: int, answer: int, *, slo_s: float = 600.0) -> list[str]:
+    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=slo_s)
     names = [f"text{number}" for number in range(count)]
     for number, name in enumerate(names):
         body = request_pb2.Request(
@@ -107,6 +111,22 @@ async def test_capacity_of_other_clients_of_the_server_is_not_pulled_into(rig: R
     results = await rig.results_of(names)
     assert {result.state for result in results} == {request_pb2.REQUEST_STATE_COMPLETED}
     assert {result.attempts for result in results} == {1}
+
+
+async def test_as_many_run_as_the_servers_measured_speed_lets_end_in_time(rig: Rig, text_server: RunningTextServer) -> None:
+    """Its row says 40 ms a step and 10 ms more for each request, so that a few end within their 20 s; it makes a word in a millisecond."""
+    shipped = next(row for row in shipped_snapshot().hardware if row.key == ("H100-80GB", 1, "Mistral-7B"))
+    slow = ProfileSnapshot(version=1, made_s=1.0, hardware=(replace(shipped, decode_a_ms=40.0, decode_b_ms_per_seq=10.0),))
+    lease = await rig.queue.acquire_lease(ESTIMATOR_ROLE, "e", 600.0, "")
+    assert lease is not None
+    await rig.queue.publish_profiles(lease, 1, to_body(slow))
+    agent = await serving(rig, text_server, batch_max=16, batch="slo")
+    names = await accept_text(rig, 200, 600, slo_s=20.0)
+    await rig.place(names, slo_s=20.0)
+    await until(lambda: agent.owned, "the first are pulled")
+    size = agent.process.shell.machine.batch_size
+    assert agent.owned <= size.limit < 8, "by the row"
+    await until(lambda: agent.owned == 16, "by the times of tokens")
 
 
 async def say_running(server: RunningTextServer, running: int) -> None:
