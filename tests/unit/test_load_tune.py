@@ -57,9 +57,16 @@ def test_parts_are_in_order_and_each_begins_at_its_first_request() -> None:
     assert len(split(WORKLOAD, 0.999)[0].requests) == 1
 
 
-def test_the_command_writes_settings_and_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_the_command_writes_settings_and_evidence(own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`own`: a file of one model and one agent, without gateways."""
     monkeypatch.setattr(tuning, "ENGINES", ENGINES[4:5])
     arguments = ["tune", "--requests", "40", "--policy", "least_loaded", "--out", str(tmp_path)]
+    if own:
+        file = tmp_path / "own.yaml"
+        agent = {"name": "gpu-0", "gpu": "A100-80GB", "engine": "simulated", "models": ["m"]}
+        file.write_text(yaml.safe_dump({"models": [{"name": "m", "profile": "Mistral-7B"}], "agents": [agent]}))
+        arguments += ["--config", str(file)]
     result = CliRunner().invoke(root, arguments)
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "tuned.json").read_text())

@@ -48,7 +48,7 @@ class DemoConfig(Section):
 
     load: LoadSection = Field(default_factory=LoadSection)
     models: tuple[ModelSettings, ...] = Field(min_length=1)
-    gateways: tuple[ProcessEntry, ...] = ()
+    gateways: tuple[ProcessEntry, ...] = (ProcessEntry(name="gateway-0"),)
     planners: tuple[ProcessEntry, ...] = (ProcessEntry(name="planner-0"),)
     agents: tuple[ProcessEntry, ...] = ()
 
