@@ -23,7 +23,8 @@ OUTPUT_TOKENS = 500
 REQUESTS = 8
 ANSWER_S = 240.0
 READY_S = 240.0
-AGENT = {"name": "vllm-0", "gpu": "CPU", "engine": "vllm", "batch_max": 8, "models": list(MODELS)}
+AGENT_SEATS = 8
+AGENT = {"name": "vllm-0", "gpu": "CPU", "engine": "vllm", "batch_max": AGENT_SEATS, "models": list(MODELS)}
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +113,8 @@ def test_two_models_swap_and_nothing_is_lost_when_processes_are_killed(cluster: 
         assert outputs(client, submitted) == undisturbed
 
 
-def test_as_many_run_as_the_measured_speed_lets_end_in_time(cluster: RunningCluster, tmp_path: Path) -> None:
-    """An imported row says 40 ms a step and 10 ms more for each request, so that a few end within their 20 s; the engine is 20 times as
-    fast."""
+def test_fewer_run_than_there_are_seats_where_more_would_be_late(cluster: RunningCluster, tmp_path: Path) -> None:
+    """An imported row says 40 ms a step and 10 ms more for each request, so that a few end within their 20 s."""
     row = HardwareProfile(
         gpu="CPU",
         n_gpu=1,
@@ -137,15 +137,12 @@ def test_as_many_run_as_the_measured_speed_lets_end_in_time(cluster: RunningClus
     file.write_text(dump_profiles(ProfileSnapshot(version=1, made_s=1.0, hardware=(row,))))
     done = qlm_command("profiles", "--address", cluster.address, "import", str(file))
     assert done.exit_code == 0, done.output
-    sizes: list[int] = []
     with qlm.Client(cluster.address) as client, grpc.insecure_channel(cluster.state.of("agent")[0].address) as channel:
         agent = agent_pb2_grpc.AgentStub(channel)
         for number in range(300):
             client.submit(MODELS[0], prompt(number), slo_s=20.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
 
         def size() -> int:
-            sizes.append(agent.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=10.0).load.batch)
-            return sizes[-1]
+            return agent.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=10.0).load.batch
 
-        wait_until(lambda: 0 < size() < 8, ANSWER_S, "by the row")
-        wait_until(lambda: size() == 8, ANSWER_S, "by the times of tokens")
+        wait_until(lambda: 0 < size() < AGENT_SEATS, ANSWER_S, "by the row")
