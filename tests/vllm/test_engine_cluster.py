@@ -8,23 +8,17 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 import qlm
-from qlm.api.v1 import agent_pb2, agent_pb2_grpc
-from qlm_core.profiles.hardware_profile import ORIGIN_MEASURED, HardwareProfile
-from qlm_core.profiles.profile import ProfileSnapshot
-from qlm_process.profile_file import dump_profiles
-from running_cluster import RunningCluster, gone, qlm_command, wait_until
+from running_cluster import RunningCluster, gone, wait_until
 
 MODELS = ("tiny-a", "tiny-b")
 OUTPUT_TOKENS = 500
 REQUESTS = 8
 ANSWER_S = 240.0
 READY_S = 240.0
-AGENT_SEATS = 8
-AGENT = {"name": "vllm-0", "gpu": "CPU", "engine": "vllm", "batch_max": AGENT_SEATS, "models": list(MODELS)}
+AGENT = {"name": "vllm-0", "gpu": "CPU", "engine": "vllm", "batch_max": 8, "models": list(MODELS)}
 
 
 @pytest.fixture(scope="module")
@@ -111,38 +105,3 @@ def test_two_models_swap_and_nothing_is_lost_when_processes_are_killed(cluster: 
         os.kill(agent, signal.SIGKILL)
         wait_until(lambda: all(gone(pid) for pid in [agent, *engines]), 60.0, "the agent's processes end with it")
         assert outputs(client, submitted) == undisturbed
-
-
-def test_fewer_run_than_there_are_seats_where_more_would_be_late(cluster: RunningCluster, tmp_path: Path) -> None:
-    """An imported row says 40 ms a step and 10 ms more for each request, so that a few end within their 20 s."""
-    row = HardwareProfile(
-        gpu="CPU",
-        n_gpu=1,
-        model="tiny",
-        weights_gb=0.003,
-        kv_bytes_per_token=1024,
-        kv_capacity_tokens=50_000,
-        decode_a_ms=40.0,
-        decode_b_ms_per_seq=10.0,
-        decode_c_ms_per_context_token=0.0,
-        prefill_base_ms=1.0,
-        prefill_ms_per_token=0.01,
-        load_disk_to_cpu_s=1.0,
-        load_cpu_to_gpu_s=1.0,
-        kv_swap_us_per_token=1.0,
-        recompute_us_per_token=10.0,
-        origin=ORIGIN_MEASURED,
-    )
-    file = tmp_path / "slow.yaml"
-    file.write_text(dump_profiles(ProfileSnapshot(version=1, made_s=1.0, hardware=(row,))))
-    done = qlm_command("profiles", "--address", cluster.address, "import", str(file))
-    assert done.exit_code == 0, done.output
-    with qlm.Client(cluster.address) as client, grpc.insecure_channel(cluster.state.of("agent")[0].address) as channel:
-        agent = agent_pb2_grpc.AgentStub(channel)
-        for number in range(300):
-            client.submit(MODELS[0], prompt(number), slo_s=20.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-
-        def size() -> int:
-            return agent.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=10.0).load.batch
-
-        wait_until(lambda: 0 < size() < AGENT_SEATS, ANSWER_S, "by the row")
