@@ -173,10 +173,13 @@ def test_what_waits_long_before_it_is_due_makes_the_batch_larger() -> None:
     assert found[-1] > 2.0 * found[0]
 
 
-def test_in_overload_patient_requests_have_no_turn() -> None:
-    """At any size they wait for the end of the overload."""
-    chat, patient = demand(20.0, 0.6 * served_per_s(256)), demand(300.0, 0.6 * served_per_s(256), running=0)
-    assert settled(chat, replace(patient, waiting=[(250.0, 400)])) < 1.3 * settled(chat, replace(patient, waiting=[(25_000.0, 400)]))
+def test_patient_requests_have_their_turn_while_urgent_ones_leave_room() -> None:
+    """In a short overload too: without it, the small batch lets the queue grow until all of it is due."""
+    patient = demand(300.0, 0.6 * served_per_s(256), running=0)
+    soon, later = replace(patient, waiting=[(250.0, 400)]), replace(patient, waiting=[(25_000.0, 400)])
+    some, all_seats = (demand(20.0, share * served_per_s(256)) for share in (0.6, 1.2))
+    assert settled(some, soon) > 1.5 * settled(some, later)
+    assert settled(all_seats, soon) < 1.3 * settled(all_seats, later)
 
 
 def test_requests_that_will_be_late_hold_up_nobody() -> None:

@@ -5,8 +5,8 @@ slower, and stops all while its new seats are prefilled. Sizes are compared by r
 that run and wait, the engine's next `HORIZON_OUTPUTS` outputs are simulated with arrivals at their rates and output lengths of their
 classes, the earliest deadline first, and the requests that end in time are counted. So waits, prefills, postponed requests and lasting
 arrivals count as well as slow steps do. Of requests that are due after the simulated time as many have their turn in it as if all were
-served evenly until their deadlines; those for which a size leaves no room count as late, since simulated arrivals end and a queue would
-cost nothing after them. In overload none has a turn.
+served evenly until their deadlines; those for which a size leaves no room, and the largest does, count as late, since simulated arrivals
+end and a queue would cost nothing after them.
 Beside other models that wait for the engine, requests that are due within that time share the value: these by what ends in time, the others
 by the throughput, since what is done sooner leaves the engine to them.
 
@@ -333,11 +333,8 @@ def _course(
     tokens = lengths[of, (QUANTILES * np.concatenate(levels)).astype(np.int64)]
     facts = np.array([lengths[:, QUANTILES // 2], thinned * np.array(works_s), first_token])
     arrivals = np.concatenate([[np.concatenate(starts_s), np.concatenate(dues_s), tokens], facts[:, of]])
-    arriving = [drawn_s * sum(each.arrivals_per_s for each in demands if (each.slo_s > end_s) == patient) for patient in (False, True)]
+    arriving = drawn_s * sum(each.arrivals_per_s for each in demands if each.slo_s <= end_s)
     turns = sum(count * end_s / due_s for each in demands for due_s, count in each.waiting if due_s > end_s)
-    outputs_s = end_s / _mean(outputs, weights)
-    # In overload no size lets them have their turns.
-    spare = seats_max * outputs_s / (base_s + seat_s * seats_max) - due - sum(arriving)
     return _Course(
         running,
         arrivals,
@@ -349,9 +346,9 @@ def _course(
         thinned,
         seats_max,
         share,
-        due=(due + arriving[0]) / thinned,
-        later=max(0.0, min(turns, spare)) / thinned,
-        outputs_s=outputs_s,
+        due=(due + arriving) / thinned,
+        later=turns / thinned,
+        outputs_s=end_s / _mean(outputs, weights),
     )
 
 
