@@ -252,10 +252,11 @@ def whole_simulation(course: _Course, size: int) -> tuple[float, float]:
     seats, waiting, late = list(zip(*course.running.tolist(), strict=True)), list[tuple[float, int]](), list[int]()
     heapify(seats)
     now_s, clock = course.prefilling_s, 0.0
-    come, in_time, peak = 0, 0, 0
+    come, in_time = 0, 0
     counted = sum(start_s < course.horizon_s for start_s, *_ in arrivals)
     requests = unsettled = counted + sum(due_s != NOT_COUNTED for _, due_s in seats)
-    while unsettled:
+    peak = len(seats) if requests else 0
+    while requests:
         while come < len(arrivals) and arrivals[come][0] <= now_s:
             heappush(waiting, (arrivals[come][1], come))
             come += 1
@@ -278,8 +279,12 @@ def whole_simulation(course: _Course, size: int) -> tuple[float, float]:
             _, _, tokens, _, prefill_s, _ = arrivals[late.pop()]
             heappush(seats, (clock + tokens, NOT_COUNTED))
             now_s += prefill_s
-            continue
+            if unsettled:
+                continue
+            break
         peak = max(peak, len(seats))
+        if not unsettled:
+            break
         next_s = arrivals[come][0] if come < len(arrivals) else math.inf
         if not seats:
             now_s = next_s
