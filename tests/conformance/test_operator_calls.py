@@ -130,6 +130,18 @@ async def test_a_group_of_a_paused_model_leaves_the_head_and_is_not_pulled(scene
     assert await pulled_names(scene, "m") == ["r1"]
 
 
+async def test_a_request_that_is_held_back_keeps_its_place_among_those_that_wait(scene: Scenario) -> None:
+    """Before a younger one that no planner has read."""
+    mirror = scene.mirror
+    for name in ("r0", "r1"):
+        await accept_all(scene, name, tenant="t")
+    await place(scene, "g", "m", r0="t")
+    await mirror("pause", PauseKind.TENANT, "t")
+    assert await pulled_names(scene) == []
+    assert [each.key.request_id for each in await mirror("read_unplaced", "", 10)] == ["r0", "r1"]
+    assert [each.key.request_id for each in await mirror("read_unplaced", "", 1)] == ["r0"]
+
+
 async def test_requests_of_a_paused_tenant_leave_the_way_of_others(scene: Scenario) -> None:
     mirror = scene.mirror
     tenants = {"r0": "t", "r1": "u", "r2": "t", "r3": "t", "r4": "u"}

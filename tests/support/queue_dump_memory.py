@@ -36,8 +36,8 @@ def dump_memory(queue: MemoryQueue) -> QueueDump:
         held_by_tenant={name: held for name, held in sorted(state.held_by_tenant.items()) if held},
         held_by_class={name: held for name, held in sorted(state.held_by_class.items()) if held},
         kept={each.record.queue_id: (key.tenant, each.slo_class, each.held_bytes) for key, each in state.terminals.items()},
-        arrivals_pending=tuple(request.queue_id for request in state.unplaced.values() if request.read),
-        arrivals_unread=tuple(request.queue_id for request in state.unplaced.values() if not request.read),
+        arrivals_pending=tuple(request.queue_id for request in state.unplaced_in_order() if request.read),
+        arrivals_unread=tuple(request.queue_id for request in state.unplaced_in_order() if not request.read),
         terminals=tuple(
             TerminalDump(key=key, **{name: getattr(record, name) for name in TerminalRecord.__slots__})
             for key, record in sorted(ended.items())

@@ -45,7 +45,7 @@ def arrivals(state: MemoryState, count: int) -> list[LiveRequest]:
 
 def unplaced(state: MemoryState, after: str, count: int) -> list[LiveRequest]:
     start = parse_id(after) if after else (-1, 0)
-    later = (request for queue_id, request in state.unplaced.items() if parse_id(queue_id) > start)
+    later = (request for request in state.unplaced_in_order() if parse_id(request.queue_id) > start)
     return [request.as_live() for request in islice(later, count)]
 
 

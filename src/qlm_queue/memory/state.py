@@ -179,7 +179,7 @@ class MemoryState:
         self.requests: dict[str, StoredRequest] = {}  # by queue id, in order
         self.by_key: dict[RequestKey, StoredRequest] = {}
         self.by_number: dict[int, StoredRequest] = {}
-        self.unplaced: dict[str, StoredRequest] = {}  # ACCEPTED ones by queue id, in order
+        self.unplaced: dict[str, StoredRequest] = {}  # ACCEPTED ones by queue id
         self.unread: deque[str] = deque()
         self.expiries: list[tuple[float, int]] = []  # (expiry, acceptance number), sorted
         self.live_by_tenant: Counter[str] = Counter()
@@ -208,6 +208,9 @@ class MemoryState:
         last = self.last_queue_id
         self.last_queue_id = (milliseconds, 0) if milliseconds > last[0] else (last[0], last[1] + 1)
         return f"{self.last_queue_id[0]}-{self.last_queue_id[1]}"
+
+    def unplaced_in_order(self) -> list[StoredRequest]:
+        return sorted(self.unplaced.values(), key=lambda request: request.number)
 
     def add_expiry(self, request: StoredRequest) -> None:
         if request.expiry_s is not None:
