@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -96,6 +97,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "RETRY_FOR_S", 1.0)
 
 
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler], environment: pytest.MonkeyPatch) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            aim_at(f"http://127.0.0.1:{server.server_port}", environment)
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_silent_bucket_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -128,23 +142,38 @@ def test_a_bucket_is_called_again_a_few_times_and_no_error_names_a_secret(monkey
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            aim_at(f"http://127.0.0.1:{server.server_port}", monkeypatch)
-            objects = open_objects("s3://failing")
-            assert objects.read("x").content == b"content"
-            assert len(calls) == 3
-            for name, code in (("always", "SlowDown"), ("denied", "AccessDenied")):
-                with pytest.raises(OSError, match=code) as refused:
-                    objects.read(name)
-                assert SECRET not in repr(refused.value)
-                assert "tester" not in repr(refused.value)
-            assert len(calls) <= 3 + 5 + 1
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Failing, monkeypatch):
+        objects = open_objects("s3://failing")
+        assert objects.read("x").content == b"content"
+        assert len(calls) == 3
+        for name, code in (("always", "SlowDown"), ("denied", "AccessDenied")):
+            with pytest.raises(OSError, match=code) as refused:
+                objects.read(name)
+            assert SECRET not in repr(refused.value)
+            assert "tester" not in repr(refused.value)
+        assert len(calls) <= 3 + 5 + 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_that_compares_versions_without_quotes_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unquoted(BaseHTTPRequestHandler):
+        """As Ceph's."""
+
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200 if self.headers["If-Match"] == "1" else 412)
+            self.send_header("Content-Length", "0")
+            self.send_header("ETag", '"2"')
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with served(Unquoted, monkeypatch):
+        objects = open_objects("s3://unquoted")
+        objects.write("x", b"y", '"1"')
+        with pytest.raises(ObjectChanged):
+            objects.write("x", b"y", '"0"')
 
 
 @pytest.mark.usefixtures("quick")
@@ -179,23 +208,16 @@ def test_an_upload_whose_end_was_not_seen_is_there_if_its_object_is(monkeypatch:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            aim_at(f"http://127.0.0.1:{server.server_port}", monkeypatch)
-            for name, written, there in (("there", size, True), ("other", size - 1, False), ("gone", size, False)):
-                writer = open_objects("s3://late").begin(name)
-                writer.write(bytes(written))
-                if there:
+    with served(Late, monkeypatch):
+        for name, written, there in (("there", size, True), ("other", size - 1, False), ("gone", size, False)):
+            writer = open_objects("s3://late").begin(name)
+            writer.write(bytes(written))
+            if there:
+                writer.commit()
+            else:
+                with pytest.raises(OSError):  # noqa: PT011
                     writer.commit()
-                else:
-                    with pytest.raises(OSError):  # noqa: PT011
-                        writer.commit()
-                writer.abort()
-        finally:
-            server.shutdown()
-            thread.join()
+            writer.abort()
 
 
 @pytest.mark.parametrize("place", ["bucket"], indirect=True)

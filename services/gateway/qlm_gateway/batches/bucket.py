@@ -49,7 +49,13 @@ class BucketObjects:
 
     def write(self, name: str, content: bytes, version: str | None = None) -> None:
         with _errors():
-            obstore.put(self._store, name, content, mode="overwrite" if version is None else {"e_tag": version}, use_multipart=False)
+            if version is None:
+                obstore.put(self._store, name, content, use_multipart=False)
+                return
+            try:
+                obstore.put(self._store, name, content, mode={"e_tag": version}, use_multipart=False)
+            except PreconditionError:  # Ceph compares If-Match without the quotes that RFC 9110 asks for
+                obstore.put(self._store, name, content, mode={"e_tag": version.strip('"')}, use_multipart=False)
 
     def begin(self, name: str) -> BucketWriter:
         return BucketWriter(self._uploads, name)
