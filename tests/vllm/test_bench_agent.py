@@ -33,7 +33,7 @@ def test_a_quick_run(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyP
     assert found["context"]["parts"]["model_swap"]["planned_swaps"] == 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_waits_on_a_cluster_whose_row_was_measured_as_it_serves(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """`sim_*` start from the same row."""
     monkeypatch.setattr("qlm_agent.engines.vllm.engine.Template", lambda *arguments: QuickTemplate())

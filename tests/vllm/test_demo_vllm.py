@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REQUESTS = 160
-TIMEOUT_S = 540.0
+TIMEOUT_S = 900.0
 
 
 @pytest.mark.timeout(TIMEOUT_S + 60)
