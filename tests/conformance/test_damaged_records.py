@@ -117,6 +117,32 @@ async def test_a_repair_counts_bytes_again(lost: str, servers: Servers) -> None:
         await client.aclose()
 
 
+async def test_a_key_of_another_type_is_mended_whatever_it_holds(servers: Servers) -> None:
+    url, prefix = servers.url("redis"), "{damaged-types}"
+    client = redis.Redis.from_url(url, protocol=2)
+    queue = RedisQueue(url, "damaged-types")
+    await queue.start()
+    try:
+        cluster = SmallCluster(queue, random.Random(1))
+        await cluster.submit(4)
+        await cluster.round()
+        await client.hset(f"{prefix}:counts", "b", "1")
+        assert await queue.repair(True)  # from here on there is a count of what was mended
+        names = [name.decode() async for name in client.scan_iter(match=f"\\{prefix}:*")]
+        assert f"{prefix}:damage_count" in names
+        for name in names:
+            string = await client.type(name) != b"string"
+            await client.delete(name)
+            await (client.set(name, "junk") if string else client.rpush(name, "junk"))
+            assert await queue.repair(True), name
+            assert not await queue.repair(False), name
+            await queue.overview()
+    finally:
+        await queue.stop()
+        await client.unlink(*[key async for key in client.scan_iter(match=f"\\{prefix}:*")])
+        await client.aclose()
+
+
 @pytest.mark.parametrize("first", range(0, SERVER_SEEDS, PAGE))
 async def test_a_damaged_queue_on_a_server_serves_all_others(
     first: int, servers: Servers, record_property: Callable[[str, object], None]

@@ -36,8 +36,8 @@ SCAN_COUNT = 1_000
 @config_option
 @set_option
 def doctor(mend: bool, no_copy: bool, config_path: str | None, overrides: dict[str, str]) -> None:
-    """Check the deployment and every record of its queue: print what keeps it from serving, with what to do, and the damaged records,
-    with their repair. The cluster may run.
+    """Check every record of the queue and the deployment: print the damaged records, with their repair, and where none is left what keeps
+    the deployment from serving, with what to do. The cluster may run.
 
     A repair never touches a request whose own record is whole, but to put it where it belongs. A request whose record, body or shown output
     is lost ends FAILED (RECORD_DAMAGED). Exit codes: 0 it serves and nothing is damaged (any more), 1 else, 2 wrong use.
@@ -45,20 +45,21 @@ def doctor(mend: bool, no_copy: bool, config_path: str | None, overrides: dict[s
     settings = load_config(UpConfig, config_path or default_config_path(), None, None, dict(overrides)).queue
     if not settings.url:
         settings = settings.model_copy(update={"url": ClusterStateFile(settings.state_dir).read().queue_url})
-    problems = asyncio.run(_problems(settings))
     found = asyncio.run(_examined(settings, mend=False))
-    for each in (*problems, *found):
+    for each in found:
         click.echo(str(each))
-    if found and mend:
+    mended = mend and bool(found)
+    if mended:
         if not no_copy:
             left = asyncio.run(_tried_on_a_copy(settings))
             if left:
                 raise click.ClickException(f"a repair of a copy leaves {len(left)} damaged, such as {left[0]}; nothing was changed")
         asyncio.run(_examined(settings, mend=True))
         found = asyncio.run(_examined(settings, mend=False))
-        click.echo(f"mended; {len(found)} damaged now")
-    else:
-        click.echo(f"{len(found)} damaged")
+    problems = () if found else asyncio.run(_problems(settings))  # what is damaged may be what they are read from
+    for problem in problems:
+        click.echo(problem)
+    click.echo(f"mended; {len(found)} damaged now" if mended else f"{len(found)} damaged")
     if found or problems:
         sys.exit(EXIT_FOUND)
 

@@ -7,9 +7,9 @@ local TYPES = {
   groups = 'hash', vq = 'list', vq_version = 'hash', running = 'set', lease = 'string', fence = 'string', address = 'hash',
   instances = 'hash', registered = 'hash', incarnations = 'set', frames = 'stream', ctl = 'stream', events = 'stream',
   acceptance = 'string', expiry = 'zset', kept = 'zset', counts = 'hash', plan_version = 'string', profiles = 'hash',
-  paused = 'hash', version = 'string', waits = 'string',
+  paused = 'hash', version = 'string', waits = 'string', damage_count = 'string',
 }
-local COUNTERS = { acceptance = true, fence = true, plan_version = true, version = true }
+local COUNTERS = { acceptance = true, fence = true, plan_version = true, version = true, damage_count = true }
 local ASIDE_TTL_MS = 7 * 24 * 3600 * 1000
 local NO_DIGEST = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 
