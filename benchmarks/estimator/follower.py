@@ -97,7 +97,7 @@ class Follower:
             first_deadline_s=math.inf,
             output_tokens_max=float(OUTPUT_TOKENS_MAX),
         )
-        place = Assessment(self._catalogue, self.snapshot, views).newcomer(alone, "", now_s, (0.0,))
+        (place,) = Assessment(self._catalogue, self.snapshot, views).alone([alone], now_s, (0.0,))
         if place is None:
             return None
         view, ahead, curve = place

@@ -114,7 +114,7 @@ def newcomer_times(
     """A new request, as a group of one, as `qlm_core.prediction.new_request` places it."""
     reader = QueueReader(catalogue, profiles)
     kept, groups = reader.read(views)
-    place = place_new(reader, kept, groups, request, now_s)
+    (place,) = place_new(reader, kept, groups, [request], now_s)
     if place is None:
         return None
     times = place.table.times([place.number], [0.0])

@@ -54,7 +54,7 @@ def newcomer(assessment: Assessment, request: RequestShape) -> ClassWaits:
         waiting_prompt_tokens=request.prompt_tokens,
         first_deadline_s=request.slo.deadline_s(MADE_S),
     )
-    made = assessment.newcomer(of_one, "", MADE_S, MORE)
+    (made,) = assessment.alone([of_one], MADE_S, MORE)
     assert made is not None
     view, ahead, curve = made
     return ClassWaits(key=request.key, slo_s=request.slo.seconds, instance=view.instance.name, requests_ahead=ahead, curve=curve)

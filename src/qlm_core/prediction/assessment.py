@@ -23,6 +23,10 @@ from qlm_core.profiles.profile import ProfileSnapshot
 from qlm_core.statistics.normal_arrays import Floats
 from qlm_core.vocabulary.model import ModelSpec
 
+Placed = tuple[QueueView, int, WaitCurve]
+"""Of a new request: its queue, the requests ahead of it, and the waits of those like it that arrive with `more` of them between, which
+begins with 0."""
+
 
 class Assessment:
     """Queues that hold a group without a profile of its model there are left out."""
@@ -51,19 +55,24 @@ class Assessment:
         """The instance and the number of a group; None for one that is not here."""
         return self._numbers.get(group_id)
 
-    def newcomer(self, request: GroupView, group_id: str, now_s: float, more: Sequence[float]) -> tuple[QueueView, int, WaitCurve] | None:
-        """A new request, as a group of one, that joins a group, or where that is not here is placed anew: its queue, the requests ahead of
-        it, and the waits of those like it that arrive with `more` of them between, which begins with 0."""
-        found = self.number_of(group_id) if group_id else None
-        if found is not None:
-            instance, number = found
-            waiting = float(self._groups.count[number])
-            curve = self.table.curve([number] * len(more), [waiting + each for each in more], more)
-            return self._views[instance], int(self._before[number + 1] - self._before[self._first(instance)]), curve
-        place = place_new(self._reader, list(self._views.values()), self._groups, request, now_s)
-        if place is None:
+    def joining(self, group_id: str, more: Sequence[float]) -> Placed | None:
+        """A new request that joins a group. None for one that is not here."""
+        found = self.number_of(group_id)
+        if found is None:
             return None
-        return place.view, place.requests_ahead, place.table.curve([place.number] * len(more), more, more)
+        instance, number = found
+        waiting = float(self._groups.count[number])
+        curve = self.table.curve([number] * len(more), [waiting + each for each in more], more)
+        return self._views[instance], int(self._before[number + 1] - self._before[self._first(instance)]), curve
+
+    def alone(self, requests: Sequence[GroupView], now_s: float, more: Sequence[float]) -> list[Placed | None]:
+        """New requests that join no group, each as a group of one and without the others. None for one that no instance can be predicted
+        for."""
+        places = place_new(self._reader, list(self._views.values()), self._groups, requests, now_s)
+        return [
+            None if place is None else (place.view, place.requests_ahead, place.table.curve([place.number] * len(more), more, more))
+            for place in places
+        ]
 
     def queue_curve(self, instance: str, knots_max: int) -> WaitCurve | None:
         """The waits along a queue by the requests ahead, at the first and the last requests of its groups, or of some where these are

@@ -1,13 +1,14 @@
-"""Where a new request would be served, and when it would start and end: under earliest deadline first inside the priority bands.
+"""Where new requests would be served, and when they would start and end: under earliest deadline first inside the priority bands.
 
-On each instance that serves its model and is not draining it would stand before the first group of a later band, or of its own band with a
-later first deadline; the instance where it would end first counts.
+On each instance that serves its model and is not draining a request would stand before the first group of a later band, or of its own band
+with a later first deadline; the instance where it would end first counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import numpy as np
 
@@ -36,33 +37,45 @@ class NewPlace:
 
 
 def place_new(
-    reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, request: GroupView, now_s: float | None
-) -> NewPlace | None:
-    """A new request, as a group of one, beside the groups of the views, which `reader` read. `now_s`: the clock that deadlines have; None:
-    runs end before another model loads, also where the agent would evict them. None where no instance can be predicted. Costs one
-    pass over the groups."""
-    able = [number for number, view in enumerate(views) if may_serve(view, request.model) and _known(reader, view, request)]
-    if not able:
-        return None
-    chosen = [views[number] for number in able]
-    groups = groups if len(able) == len(views) else groups.chosen(np.array(able))
-    places = _places(groups, request)
-    rows = reader.request_rows(chosen, request)
+    reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, requests: Sequence[GroupView], now_s: float | None
+) -> list[NewPlace | None]:
+    """New requests, each as a group of one and without the others, beside the groups of the views, which `reader` read. `now_s`: the clock
+    that deadlines have; None: runs end before another model loads, also where the agent would evict them. None for one that no instance
+    can be predicted for. Costs a pass over the groups for each request; the passes are made at once, on a copy of the queues for each."""
+    able = [[at for at, view in enumerate(views) if may_serve(view, each.model) and _known(reader, view, each)] for each in requests]
+    numbers = np.array(list(chain.from_iterable(able)), dtype=np.int64)
+    if not numbers.size:
+        return [None] * len(requests)
+    chosen = [views[number] for number in numbers]
+    new = [request for request, each in zip(requests, able, strict=True) for _ in each]
+    queues = groups.chosen(numbers)
+    places = _places(queues, new)
+    rows = reader.request_rows(chosen, new)
     if now_s is not None:
-        groups = replace(groups, lead=_cleared(reader, chosen, groups, places, rows, request, now_s))
-    whole, at = groups.inserted(places, rows)
+        queues = replace(queues, lead=_cleared(reader, chosen, queues, places, rows, new, now_s))
+    whole, at = queues.inserted(places, rows)
     table = RequestTable.of(queue_times(whole))
     found = table.times(at, np.zeros(len(at)))
-    before = [int(groups.count[begin:end].sum()) for begin, end in zip(groups.first[:-1], places, strict=True)]
     calibration = reader.profiles.calibration
     ends_s = [
         calibration.row(CalibratedTime.COMPLETION, request.model, view.instance)
-        .applied(normal_at(found.completion_s, found.completion_variance, at))
+        .applied(normal_at(found.completion_s, found.completion_variance, number))
         .mean
-        for at, view in enumerate(chosen)
+        for number, (request, view) in enumerate(zip(new, chosen, strict=True))
     ]
-    best = ends_s.index(min(ends_s))
-    return NewPlace(view=chosen[best], table=table, number=int(at[best]), requests_ahead=before[best])
+    copies = iter(range(len(chosen)))
+    best = [min(islice(copies, len(each)), key=ends_s.__getitem__, default=None) for each in able]
+    return [
+        None
+        if number is None
+        else NewPlace(
+            view=chosen[number],
+            table=table,
+            number=int(at[number]),
+            requests_ahead=int(queues.count[queues.first[number] : places[number]].sum()),
+        )
+        for number in best
+    ]
 
 
 def may_serve(view: QueueView, model: str) -> bool:
@@ -76,13 +89,19 @@ def normal_at(mean: Floats, variance: Floats, at: int) -> Normal:
 
 
 def _cleared(
-    reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, places: Integers, rows: Floats, request: GroupView, now_s: float
+    reader: QueueReader,
+    views: Sequence[QueueView],
+    groups: QueueGroups,
+    places: Integers,
+    rows: Floats,
+    requests: Sequence[GroupView],
+    now_s: float,
 ) -> Floats:
-    """Runs on each instance, less those that would be evicted for the request (QLM section 5): on those where it comes first and wants
+    """Runs on each instance, less those that would be evicted for its request (QLM section 5): on those where it comes first and wants
     another model. The agent has decided for a group that stands first already, and lets the runs go on."""
     lead = groups.lead.copy()
     for number in np.flatnonzero(places == groups.first[:-1]).tolist():
-        view = views[number]
+        view, request = views[number], requests[number]
         if not view.runners or not view.running or view.active_model == request.model:
             continue
         served = ServiceFigures(*rows[SERVICE:, number])
@@ -107,10 +126,12 @@ def _known(reader: QueueReader, view: QueueView, request: GroupView) -> bool:
     return True
 
 
-def _places(groups: QueueGroups, request: GroupView) -> Integers:
-    """The number of the group of each queue in front of which a request is placed; that of the first group behind the queue for its end."""
-    band, deadline_s = groups.rows[BAND], groups.rows[DEADLINE]
-    later = np.flatnonzero((band > request.band) | ((band == request.band) & (deadline_s > request.first_deadline_s)))
+def _places(groups: QueueGroups, requests: Sequence[GroupView]) -> Integers:
+    """The number of the group of each queue in front of which its request is placed; that of the first group behind the queue for its
+    end."""
+    own = np.array([(each.band, each.first_deadline_s) for each in requests]).T
+    band, deadline_s = np.repeat(own, np.diff(groups.first), axis=1)
+    later = np.flatnonzero((groups.rows[BAND] > band) | ((groups.rows[BAND] == band) & (groups.rows[DEADLINE] > deadline_s)))
     following = np.append(later, band.size)[np.searchsorted(later, groups.first[:-1])]
     places: Integers = np.minimum(following, groups.first[1:])
     return places

@@ -72,14 +72,13 @@ class QueueGroups:
         return QueueColumns(first=self.first[:-1], each=each, count=rows[COUNT], model=rows[MODEL], swap_s=rows[SWAP], warm_s=rows[WARM])
 
     def chosen(self, numbers: Integers) -> QueueGroups:
-        """Some of the queues, by ascending numbers."""
-        sizes = np.diff(self.first)
-        wanted = np.zeros(len(sizes), dtype=np.bool_)
-        wanted[numbers] = True
+        """Some of the queues, in any order; one that is named twice is there twice."""
+        sizes = np.diff(self.first)[numbers]
+        first = np.concatenate(([0], np.cumsum(sizes)))
         return QueueGroups(
-            rows=self.rows[:, np.repeat(wanted, sizes)],
+            rows=self.rows[:, np.repeat(self.first[numbers] - first[:-1], sizes) + np.arange(first[-1])],
             lead=self.lead[:, numbers],
-            first=np.concatenate(([0], np.cumsum(sizes[numbers]))),
+            first=first,
             arrivals_per_s=self.arrivals_per_s[numbers],
         )
 

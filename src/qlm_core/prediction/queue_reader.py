@@ -92,9 +92,10 @@ class QueueReader:
             sizes.append(len(own))
         return kept, self._made(kept, groups, runners, sizes)
 
-    def request_rows(self, views: Sequence[QueueView], group: GroupView) -> Floats:
-        """The same group on each of the instances, as [ROWS, views]. Raises NoProfile."""
-        figures = _columns([self._group_row(self._engine_row(view, group.model), group) for view in views], GROUP_FIGURES)
+    def request_rows(self, views: Sequence[QueueView], groups: Sequence[GroupView]) -> Floats:
+        """A group on each of the instances, as [ROWS, views]. Raises NoProfile."""
+        pairs = zip(views, groups, strict=True)
+        figures = _columns([self._group_row(self._engine_row(view, group.model), group) for view, group in pairs], GROUP_FIGURES)
         return self._group_rows(figures, self._services(figures[0], figures[6:11]))
 
     def eviction_costs(self, view: QueueView) -> EvictionCosts:

@@ -43,7 +43,7 @@ def test_a_request_that_joins_a_group_is_as_the_last_of_it(group_id: str) -> Non
     group = view.groups[place]
     more = replace(group, waiting=group.waiting + 1, waiting_prompt_tokens=group.waiting_prompt_tokens + 500)
     after = replace(view, groups=(*view.groups[:place], more, *view.groups[place + 1 :]))
-    found = assessed(*TWO).newcomer(group_of("", 1, group.model), group_id, NOW_S, [0.0, 10.0])
+    found = assessed(*TWO).joining(group_id, [0.0, 10.0])
     last = group_times(after, CATALOGUE, SHIPPED)[place]
     assert found is not None
     queue, ahead, curve = found
@@ -67,11 +67,35 @@ def test_instances_that_do_not_have_the_model_change_nothing() -> None:
 def test_one_that_can_join_nothing_is_a_group_of_its_own() -> None:
     made, request = assessed(*TWO), group_of("", 1, slack_s=100.0)
     expected = predicted(TWO, request, NOW_S)
-    for group_id in ("", "gone"):
-        found = made.newcomer(request, group_id, NOW_S, [0.0])
-        assert found is not None
-        assert (found[0].instance.name, found[1]) == (expected.instance, expected.requests_ahead)
-        assert found[2].wait_s[0] == pytest.approx(expected.wait.mean)
+    assert made.joining("", [0.0]) is made.joining("gone", [0.0]) is None
+    (found,) = made.alone([request], NOW_S, [0.0])
+    assert found is not None
+    assert (found[0].instance.name, found[1]) == (expected.instance, expected.requests_ahead)
+    assert found[2].wait_s[0] == pytest.approx(expected.wait.mean)
+
+
+def test_requests_that_are_predicted_at_once_are_as_one_by_one() -> None:
+    """Of several models, one of which no instance has, at every place of the queues, one that clears its instance among them."""
+    calm = RunningView(slo_class="", token_class="", count=200, deadline_s=NOW_S + 900.0)
+    unable = replace(instance_of("x"), models=("chat",))
+    views = (
+        QueueView(instance=unable, active_model="chat", running=3, groups=()),
+        *TWO,
+        replace(view_of("c"), runners=(calm,), warm_models=("big",)),
+    )
+    requests = [
+        group_of("", 1, model, slack_s=slack_s) for model in ("chat", "none", "big") for slack_s in (0.0, 8.0, 30.0, 500.0, math.inf)
+    ]
+    made = assessed(*views)
+    one_by_one = [place for request in requests for place in made.alone([request], NOW_S, [0.0, 10.0])]
+    for request, found, expected in zip(requests, made.alone(requests, NOW_S, [0.0, 10.0]), one_by_one, strict=True):
+        assert (found is None) == (expected is None) == (request.model == "none")
+        if found is not None and expected is not None:
+            assert (found[0], found[1], found[2].ahead) == (expected[0], expected[1], expected[2].ahead)
+            assert found[2].wait_s == pytest.approx(expected[2].wait_s, rel=1e-9, abs=1e-9)
+            assert found[2].wait_variance == pytest.approx(expected[2].wait_variance, rel=1e-9, abs=1e-9)
+            assert found[2].token_s == pytest.approx(expected[2].token_s, rel=1e-9)
+    assert len({place[0].instance.name for place in one_by_one if place is not None}) > 1
 
 
 @pytest.mark.parametrize("slack_s", [0.0, 30.0, 500.0, math.inf])

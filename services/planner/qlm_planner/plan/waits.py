@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
-from qlm_core.prediction.assessment import Assessment
+from qlm_core.prediction.assessment import Assessment, Placed
 from qlm_core.prediction.planned_waits import CLASSES_MAX, KNOTS_MAX, QUEUES_MAX, ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
 from qlm_core.prediction.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.prediction.reported_runs import ReportedRuns, with_reported_outputs
@@ -29,6 +29,8 @@ from qlm_planner.machine.effects import PublishWaits, WaitsFailed
 PASSES = 8
 PASS_GROUPS = 8_000
 """Most classes without an open group that one publication predicts anew, and most groups read for them; at least one class."""
+PIECE_GROUPS = 1_000
+"""Most groups read for those of one piece."""
 SEED_SLOS_S = (1.0, 10.0, 100.0, 1_000.0, math.inf)
 """SLOs for which a newcomer of each model is predicted always; a new class takes the nearest one."""
 MORE = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1_024.0)
@@ -121,9 +123,9 @@ class WaitForecast:
         known = set(assessment.instances)
         kept, found, alone = self._kept, {}, list[_Newcomer]()
         for each in newcomers:
-            in_group = self._class(assessment, each, each.group_id, now_s) if each.group_id else None
+            in_group = assessment.joining(each.group_id, MORE)
             if in_group is not None:
-                found[each.key] = in_group
+                found[each.key] = _class_waits(each, in_group)
             else:
                 alone.append(each)
         passes = max(1, min(PASSES, PASS_GROUPS // max(1, groups), len(alone)))
@@ -131,23 +133,18 @@ class WaitForecast:
         while alone and len(due) < passes:
             self._turn = (self._turn + 1) % len(alone)
             due.append(alone[self._turn])
-        for each in due:
+        at_once = max(1, PIECE_GROUPS // max(1, groups))
+        for first in range(0, len(due), at_once):
             yield
-            waits = None if each.key in found else self._class(assessment, each, "", now_s)
-            if waits is not None:
-                found[each.key] = waits
+            piece = due[first : first + at_once]
+            for each, place in zip(piece, assessment.alone([each.request for each in piece], now_s, MORE), strict=True):
+                if place is not None:
+                    found[each.key] = _class_waits(each, place)
         for each in alone:
             if each.key not in found and each.key in kept and kept[each.key].instance in known:
                 found[each.key] = kept[each.key]
         self._kept = found
         return tuple(found.values())
-
-    def _class(self, assessment: Assessment, each: _Newcomer, group_id: str, now_s: float) -> ClassWaits | None:
-        predicted = assessment.newcomer(each.request, group_id, now_s, MORE)
-        if predicted is None:
-            return None
-        view, ahead, curve = predicted
-        return ClassWaits(key=each.key, slo_s=each.slo_s, instance=view.instance.name, requests_ahead=ahead, curve=curve)
 
     def _newcomers(self, board: Board, rates: list[Rate], joins: Joins, now_s: float) -> list[_Newcomer]:
         """Newcomers of recent classes, most frequent first, and of each model's seeds."""
@@ -173,6 +170,11 @@ def _newcomer(board: Board, joins: Joins, key: GroupKey, slo_s: float, priority:
     request = _group_view(group_of_one("", traits, board.slo_band, deadline_s, max(1, round(prompt_tokens))))
     wait_key = (key.model, key.slo_kind, key.slo_class, key.token_class)
     return _Newcomer(key=wait_key, slo_s=slo_s, request=request, group_id=joins(key, deadline_s))
+
+
+def _class_waits(each: _Newcomer, place: Placed) -> ClassWaits:
+    view, ahead, curve = place
+    return ClassWaits(key=each.key, slo_s=each.slo_s, instance=view.instance.name, requests_ahead=ahead, curve=curve)
 
 
 def queue_waits(view: QueueView, curve: WaitCurve | None) -> QueueWaits:
