@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qlm_core.prediction.new_request import normal_at, place_new
+from qlm_core.prediction.new_request import place_new
 from qlm_core.prediction.prediction_views import GroupView, QueueView
 from qlm_core.prediction.queue_reader import QueueReader
 from qlm_core.prediction.queue_times import queue_times
@@ -121,7 +121,7 @@ def newcomer_times(
     return NewcomerTimes(
         instance=place.view.instance.name,
         requests_ahead=place.requests_ahead,
-        wait=normal_at(times.wait_s, times.wait_variance, 0),
+        wait=Normal(float(times.wait_s[0]), float(times.wait_variance[0])),
         prefill_s=float(times.prefill_s[0]),
-        completion=normal_at(times.completion_s, times.completion_variance, 0),
+        completion=Normal(float(times.completion_s[0]), float(times.completion_variance[0])),
     )

@@ -100,9 +100,9 @@ def test_a_mix_is_kept_for_engines_that_were_not_read_again() -> None:
     views = _views([([("chat", 50, 500), ("chat", 50, 6_000)], "chat", 20), ([("chat", 30, 100)], "chat", 0)])
     reader = QueueReader(CATALOGUE, SHIPPED)
     reader.read(views)
-    before = reader.request_rows(views, [_group("chat", 1)] * 2)
+    before = reader.request_rows([(view, _group("chat", 1)) for view in views])
     reader.read(views[1:])
-    assert reader.request_rows(views, [_group("chat", 1)] * 2) == pytest.approx(before)
+    assert reader.request_rows([(view, _group("chat", 1)) for view in views]) == pytest.approx(before)
 
 
 # The running batch ----------------------------------------------------------------------------------------------------

@@ -55,6 +55,9 @@ NOT_OF_CLASS = -1.0
 _Engine = tuple[str, int, float, int]
 """Key of an instance's profile beside its name: GPU, how many of it, time scale, batch."""
 
+NewRequest = tuple[QueueView, GroupView]
+"""A request on an instance, as a group of one."""
+
 
 class NoProfile(Exception):
     """Nothing is known of a model on an instance, so nothing is predicted there."""
@@ -92,10 +95,9 @@ class QueueReader:
             sizes.append(len(own))
         return kept, self._made(kept, groups, runners, sizes)
 
-    def request_rows(self, views: Sequence[QueueView], groups: Sequence[GroupView]) -> Floats:
-        """A group on each of the instances, as [ROWS, views]. Raises NoProfile."""
-        pairs = zip(views, groups, strict=True)
-        figures = _columns([self._group_row(self._engine_row(view, group.model), group) for view, group in pairs], GROUP_FIGURES)
+    def request_rows(self, new: Sequence[NewRequest]) -> Floats:
+        """[ROWS, requests]. Raises NoProfile."""
+        figures = _columns([self._group_row(self._engine_row(view, group.model), group) for view, group in new], GROUP_FIGURES)
         return self._group_rows(figures, self._services(figures[0], figures[6:11]))
 
     def eviction_costs(self, view: QueueView) -> EvictionCosts:

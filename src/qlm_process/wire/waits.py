@@ -124,6 +124,6 @@ def _classes(message: waits_pb2.PlannedWaits) -> Iterator[ClassWaits]:
 def _curve(message: waits_pb2.WaitCurve) -> WaitCurve:
     """Raises ValueError for what is no curve."""
     columns = (message.ahead, message.wait_s, message.wait_variance_s2, message.chunk_s, message.token_s)
-    if not all(math.isfinite(value) for column in columns for value in column):
+    if not all(math.isfinite(sum(column)) for column in columns):
         raise ValueError("the columns of a curve of waits are finite")
     return WaitCurve(*(tuple(column) for column in columns))

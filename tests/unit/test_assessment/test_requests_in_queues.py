@@ -58,7 +58,7 @@ def test_an_output_under_a_limit_is_as_long_as_its_class_makes_them_up_to_that(m
     """Nearly all of a chat's answers are longer than 16 tokens: one that may have so many takes them. Against draws of the curve."""
     curve = SHIPPED.output_curve_for("chat", "64s", "1024")
     drawn = [min(curve.quantile((number + 0.5) / 2_000), most) for number in range(2_000)]
-    rows = QueueReader(CATALOGUE, SHIPPED).request_rows([view_of("a")], [replace(group_of("", 1), output_tokens_max=float(most))])
+    rows = QueueReader(CATALOGUE, SHIPPED).request_rows([(view_of("a"), replace(group_of("", 1), output_tokens_max=float(most)))])
     output, variance = rows[SERVICE : SERVICE + 2, 0].tolist()
     assert output == pytest.approx(np.mean(drawn), rel=0.02)
     assert math.sqrt(variance) == pytest.approx(np.std(drawn), rel=0.05, abs=0.3)
@@ -67,7 +67,7 @@ def test_an_output_under_a_limit_is_as_long_as_its_class_makes_them_up_to_that(m
 def test_a_given_output_stays_within_its_limit() -> None:
     for given, expected in ((Normal(300.0, 400.0), 256.0), (Normal(0.0, 0.0), 1.0), (Normal(90.0, 400.0), 90.0)):
         request = replace(group_of("", 1), output_tokens_max=256.0, output_tokens=given)
-        assert QueueReader(CATALOGUE, SHIPPED).request_rows([view_of("a")], [request])[SERVICE, 0] == expected
+        assert QueueReader(CATALOGUE, SHIPPED).request_rows([(view_of("a"), request)])[SERVICE, 0] == expected
 
 
 def test_the_waits_along_a_queue_are_those_of_its_requests() -> None:
