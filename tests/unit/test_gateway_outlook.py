@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -91,6 +92,18 @@ def test_publications_travel_whole() -> None:
 def test_what_are_no_waits_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"PlannedWaits|time"):
         waits_wire.from_body(body)
+
+
+@pytest.mark.parametrize("column", ["wait_s", "token_s"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_waits_that_are_no_numbers_are_refused(column: str, value: float) -> None:
+    waits = published()
+    (known,) = waits.classes
+    knots = list(getattr(known.curve, column))
+    knots[1] = value
+    broken = replace(waits, classes=(replace(known, curve=replace(known.curve, **{column: tuple(knots)})),))
+    with pytest.raises(ValueError, match="finite"):
+        waits_wire.from_body(waits_wire.to_body(broken))
 
 
 def test_a_curve_has_whole_columns_and_goes_straight_on() -> None:
