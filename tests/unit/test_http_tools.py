@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qlm_core.vocabulary.errors import InvalidRequest
@@ -65,6 +65,7 @@ PIECES = st.lists(
 )
 
 
+@example(f"a{CALL}", [1], JSON)
 @given(
     PIECES.map("".join),
     st.lists(st.integers(1, 9), max_size=40),

@@ -91,7 +91,7 @@ class ToolReader:
         self._held = ""
         self._space = ""
         self._inside = False
-        self._said = False
+        self._plain = False  # it began as no call of JSON, so that all of it is content
         self.calls = 0
 
     def feed(self, text: str) -> list[Delta]:
@@ -102,8 +102,9 @@ class ToolReader:
             case ToolForm.HERMES:
                 return list(self._scan(text))
         self._held += text
-        start = self._held.lstrip()[:1]
-        return list(self._release()) if start and start not in "{[" else []
+        if self._held.lstrip()[:1] not in ("", "{", "["):
+            self._plain = True
+        return list(self._release()) if self._plain else []
 
     def end(self) -> list[Delta]:
         """Returns the remaining deltas at the end of the text."""
