@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qlm_agent.decisions.batch_size import BatchSize
 from qlm_agent.decisions.delivery import Delivery
 from qlm_agent.decisions.effects import AbortRuns, Effect, OffloadRuns
 from qlm_agent.decisions.events import QueueHead, RunsOffloaded
@@ -33,7 +32,6 @@ class EvictionControl:
         delivery: Delivery,
         expectations: Expectations,
         operations: Operations,
-        batch_size: BatchSize,
     ) -> None:
         self._settings = settings
         self._rule = Rule(displacements_max=settings.displacements_max)
@@ -41,7 +39,6 @@ class EvictionControl:
         self._delivery = delivery
         self._expectations = expectations
         self._operations = operations
-        self._batch_size = batch_size
         self._scan_at_s: float | None = None
         self.host_kv_capacity_tokens = 0
 

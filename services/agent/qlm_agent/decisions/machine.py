@@ -76,7 +76,7 @@ class AgentMachine:
         self._drain = DrainControl(settings, self.runs, self._link, self.delivery)
         self.batch_size = BatchSize(settings, self.runs, self.expectations)
         self.pull = PullControl(settings, self.runs, self._link, self.expectations, self.batch_size)
-        self.eviction = EvictionControl(settings, self.runs, self.delivery, self.expectations, self.operations, self.batch_size)
+        self.eviction = EvictionControl(settings, self.runs, self.delivery, self.expectations, self.operations)
         self.restore = RestoreControl(settings, self.runs, self.delivery, self.operations, self.batch_size)
         weights_gb = self._weights_gb(settings.hardware)
         self.model_swap = ModelSwapControl(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
