@@ -25,6 +25,7 @@ PARTS: Mapping[str, Callable[[Plan], Measured]] = {
     figures.MODEL_SWAP: late("benchmarks.agent.model_swap"),
     figures.WAIT: late("benchmarks.agent.waiting"),
     figures.SIMULATOR: late("benchmarks.agent.simulating"),
+    figures.BATCH: late("benchmarks.agent.batching"),
     figures.POLICIES: late("benchmarks.agent.engine_policies"),
 }
 

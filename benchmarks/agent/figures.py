@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.figures import Figure
 
-THROUGHPUT, URGENT, RESUME, KV_SWAP, MODEL_SWAP, WAIT, SIMULATOR, POLICIES = (
+THROUGHPUT, URGENT, RESUME, KV_SWAP, MODEL_SWAP, WAIT, SIMULATOR, POLICIES, BATCH = (
     "throughput",
     "urgent",
     "resume",
@@ -15,8 +15,10 @@ THROUGHPUT, URGENT, RESUME, KV_SWAP, MODEL_SWAP, WAIT, SIMULATOR, POLICIES = (
     "wait",
     "simulator",
     "policies",
+    "batch",
 )
 SCHEDULERS = ("qlm", "stock_fcfs", "stock_priority")
+BATCH_MODES = ("slo", "max")
 CONTEXTS = (64, 256, 1024)
 """Tokens whose KV is moved or computed again."""
 SWAP_POINTS = (
@@ -40,6 +42,7 @@ FIGURES: Sequence[Figure] = (
     Figure(key="sim_attainment_gap", part=SIMULATOR, target="<= 3 points", most={"": 3.0}),
     Figure(key="sim_wait_p50_err", part=SIMULATOR, target="<= 15%", most={"": 0.15}),
     Figure(key="sim_wait_p99_err", part=SIMULATOR, target="<= 15%", most={"": 0.15}),
+    Figure(key="urgent_in_time", part=BATCH, target="stated", points=BATCH_MODES),
     Figure(key="engine_policy_order", part=POLICIES, target="as simulated: 1", least={"": 1.0}),
     Figure(key="engine_policy_steps", part=POLICIES, target="stated", points=("fcfs", "edf", "larry", "fastserve")),
 )

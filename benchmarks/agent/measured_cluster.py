@@ -101,7 +101,7 @@ class MeasuredAgent:
 
     def write(self, folder: Path) -> Path:
         """Writes the cluster's file, in a new folder. Its path."""
-        agent = self.config.agent.model_dump(mode="json", include={"name", "gpu", "engine", "batch_max", "vllm"})
+        agent = self.config.agent.model_dump(mode="json", include={"name", "gpu", "engine", "batch_max", "batch", "vllm"})
         document = {
             "queue": {"name": self.config.queue.name},
             "models": [model.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for model in self.config.models],
