@@ -82,9 +82,10 @@ async def test_no_process_ends_and_all_others_complete(cluster: RunningCluster) 
 async def test_doctor_reports_damage_tries_on_a_copy_and_repairs(cluster: RunningCluster) -> None:
     until_sound(cluster)
     client = redis.Redis.from_url(cluster.state.queue_url, protocol=2)
-    (planner,) = cluster.state.of("planner")
+    mending = [process.pid for role in ("planner", "gateway") for process in cluster.state.of(role)]
     cluster.send(signal.SIGSTOP)
-    os.kill(planner.pid, signal.SIGSTOP)  # the planner mends at intervals, perhaps between two commands of doctor
+    for pid in mending:
+        os.kill(pid, signal.SIGSTOP)  # they mend, perhaps between two commands of doctor
     try:
         await client.hset("{default}:counts", "live", "7")
         report = doctor(cluster)
@@ -92,11 +93,18 @@ async def test_doctor_reports_damage_tries_on_a_copy_and_repairs(cluster: Runnin
         assert report.returncode == 1
         mended = doctor(cluster, "--repair")
         assert mended.stdout.splitlines()[-1] == "mended; 0 damaged now", mended.stderr
+        async with client.pipeline(transaction=True) as both:  # no state of the deployment can be read
+            both.delete("{default}:damage_count")
+            _ = both.rpush("{default}:damage_count", "junk")
+            await both.execute()
+        unread = doctor(cluster, "--repair")
+        assert unread.stdout.splitlines()[-1] == "mended; 0 damaged now", unread.stderr
         while not (found := doctor(cluster)).stdout.startswith("no planner leads"):  # until its lease is over
             assert found.stdout == "0 damaged\n", found.stderr
         assert (found.returncode, found.stdout.splitlines()[-1]) == (1, "0 damaged")
         assert not await client.hexists("{default}:counts", "live")
     finally:
-        os.kill(planner.pid, signal.SIGCONT)
+        for pid in mending:
+            os.kill(pid, signal.SIGCONT)
         cluster.send(signal.SIGCONT)
         await client.aclose()
