@@ -58,11 +58,12 @@ def test_servers_are_measured_once_while_they_serve(tmp_path: Path) -> None:
             address = served.ready().of("gateway")[0].address
             assert served.chat(MODEL, text_prompt(1, 10, 7)), "served from the prior"
             deadline_s = time.monotonic() + PATIENCE_S
-            while not (measured := [row for row in read_profiles(None, (address,)).hardware if row.origin == "measured"]):
-                assert time.monotonic() < deadline_s, (tmp_path / "state" / "serve.log").read_text()
+            while "first_profile_measured" not in (log := (tmp_path / "state" / "serve.log").read_text()) or not (
+                measured := [row for row in read_profiles(None, (address,)).hardware if row.origin == "measured"]
+            ):
+                assert time.monotonic() < deadline_s, log
                 time.sleep(0.2)
             assert {(row.gpu, row.n_gpu, row.model) for row in measured} == {("A100-80GB", 1, MODEL)}
-            log = (tmp_path / "state" / "serve.log").read_text()
             assert log.count("first_profile_measured") == log.count("first_profile_begins") == 1
     finally:
         server.kill()
