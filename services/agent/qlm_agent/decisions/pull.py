@@ -5,8 +5,8 @@ virtual queue. After a lost answer it reads its owned requests before it pulls a
 the engine, so it reads the head before it takes more of them.
 
 If other clients share the engine's server, room is the rest that they leave. An empty batch takes its first request at any size if they
-leave some room, else it waits. For a head the agent evicts at most twice the capacity that the head needs; if others hold more, the head
-waits.
+leave some room, else it waits. For a head the agent evicts down to the size that it chose for its batch; if others would take most of the
+capacity, the head waits.
 """
 
 from __future__ import annotations
