@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from qlm_agent.decisions.events import ControlMessage, Message, Outcome
 from qlm_agent.engines.port import Tier
 
@@ -70,20 +68,6 @@ def test_only_as_many_as_the_head_has_requests() -> None:
     t.at(0.1).produce(*((name, 1) for name in "1234"))
     t.answer_items("emit", DONE, DONE, DONE, DONE)
     assert urgent(t, due=3.0, waiting=3) == ["abort 1 2 3", "pull m x3", "give back 1 2 3 evicted"]
-
-
-def test_seats_are_counted_to_the_size_chosen_for_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four run where now two may: three patient ones make room for the head, which pulls count with too."""
-    chosen = [4]
-    monkeypatch.setattr("qlm_agent.decisions.batch_size.BatchChoice.choose", lambda *demands, **settings: chosen[-1])
-    t = Transcript(hardware=HARDWARE, batch_by_slo=True, batch_max=4)
-    t.serve()
-    t.answer_pull(*(pulled(name, due=3_600.0) for name in "1234"), head=group("m", name="batch", waiting=9, due=3_600.0))
-    t.at(0.1).produce(*((name, 1) for name in "1234"))
-    t.answer_items("emit", DONE, DONE, DONE, DONE)
-    chosen.append(2)
-    t.machine.batch_size.choose(10.0, "m", None, ())
-    assert urgent(t, due=3.0) == ["abort 1 2 3", "pull m x1", "give back 1 2 3 evicted"]
 
 
 def test_kv_for_the_head_and_no_more() -> None:

@@ -90,15 +90,14 @@ class EvictionControl:
         now_s: float,
         head: QueueHead,
         active_model: str,
-        room: tuple[int, int],
+        kv_capacity_tokens: int,
         *,
         blocked: bool,
         blocked_tokens: int,
         warm: bool,
     ) -> list[Effect]:
-        """Makes room for a waiting head. `room`: seats and KV tokens for more runs, as pulls count them; `blocked`: it is of the active
-        model, without room; `blocked_tokens`: KV of its first request, 0 if unknown; `warm`: it is of another model, which is in host
-        memory."""
+        """Makes room for a waiting head. `blocked`: it is of the active model, without room; `blocked_tokens`: KV of its first request, 0
+        if unknown; `warm`: it is of another model, which is in host memory."""
         other_model = head.model != active_model
         if not self._settings.evict or self._runs.offloading or not (blocked or (other_model and self._runs.running)):
             self._scan_at_s = None
@@ -118,10 +117,11 @@ class EvictionControl:
             service_s=self._expectations.service_s(head, swap_s),
         )
         batch = [self._occupant(run) for run in runs]
-        left = Room(seats=room[0], kv_tokens=room[1], host_kv_tokens=self._host_kv_left(active_model))
+        seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
+        room = Room(seats=seats, kv_tokens=kv_tokens, host_kv_tokens=self._host_kv_left(active_model))
         hardware = self._expectations.hardware.get(active_model)
         rule = clear if other_model else make_room
-        return self._displace(rule(now_s, contender, batch, left, hardware, self._rule))
+        return self._displace(rule(now_s, contender, batch, room, hardware, self._rule))
 
     def choice_text(self, model: str) -> str:
         """Whether requests of a model are evicted or offloaded, and why; "" for neither."""

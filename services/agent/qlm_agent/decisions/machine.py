@@ -352,7 +352,7 @@ class AgentMachine:
         blocked = head.model == active and self.pull.blocked(capacity)
         warm = self.model_swap.is_warm(head.model)
         needs = self.pull.blocked_tokens if blocked else 0
-        effects += self.eviction.decide(now_s, head, active, self.pull.room(capacity), blocked=blocked, blocked_tokens=needs, warm=warm)
+        effects += self.eviction.decide(now_s, head, active, capacity, blocked=blocked, blocked_tokens=needs, warm=warm)
 
     def _decide_drain(self, now_s: float, effects: list[Effect]) -> None:
         effects += self._drain.give_back(now_s)

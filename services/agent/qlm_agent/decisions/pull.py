@@ -5,8 +5,8 @@ virtual queue. After a lost answer it reads its owned requests before it pulls a
 the engine, so it reads the head before it takes more of them.
 
 If other clients share the engine's server, room is the rest that they leave. An empty batch takes its first request at any size if they
-leave some room, else it waits. For a head the agent evicts down to the size that it chose for its batch; if others would take most of the
-capacity, the head waits.
+leave some room, else it waits. For a head the agent evicts at most twice the capacity that the head needs; if others hold more, the head
+waits.
 """
 
 from __future__ import annotations
@@ -96,14 +96,14 @@ class PullControl:
         """The batch has no room for the head, which is of the active model, and eviction can make it."""
         if self._runs.running == 0 or self._suspect:
             return False
-        seats, kv_tokens = self.room(kv_capacity_tokens)
-        return (seats < 1 or kv_tokens < max(1, self.blocked_tokens)) and not self._crowded(kv_capacity_tokens)
+        # The agent's own limit is no reason to evict.
+        seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
+        return (seats < 1 or kv_tokens < max(1, self.blocked_tokens)) and not self._crowded(seats, kv_tokens)
 
-    def _crowded(self, kv_capacity_tokens: int) -> bool:
-        """Others hold so much more than the runs leave that most of the evicted capacity would be theirs."""
+    def _crowded(self, seats: int, kv_tokens: int) -> bool:
+        """Others hold so much more than the runs leave (`seats`, `kv_tokens`) that most of the evicted capacity would be theirs."""
         if not self._runs.others_runs:
             return False
-        seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
         lookahead = self._settings.lookahead_requests
         need = max(1, self.blocked_tokens, 0 if self.head is None else self._expectations.head_kv_tokens(self.head))
         return seats + lookahead < -1 or kv_tokens + lookahead * self._mean_kv_tokens < -need
@@ -191,7 +191,7 @@ class PullControl:
         takes_suspect = self._runs.takes_suspect
         if self._runs.has_suspect or (self._suspect and not takes_suspect):
             return None
-        seats, kv_tokens = self.room(kv_capacity_tokens)
+        seats, kv_tokens = self._room(kv_capacity_tokens)
         lookahead = self._settings.lookahead_requests
         if lookahead and not (self._head_stale and self.blocked(kv_capacity_tokens)):
             seats += lookahead
@@ -201,8 +201,8 @@ class PullControl:
         fits = first or kv_tokens >= max(1, self.blocked_tokens)
         return self._pull(now_s, model, requests, kv_tokens) if requests > 0 and fits else None
 
-    def room(self, kv_capacity_tokens: int) -> tuple[int, int]:
-        """Seats and KV tokens for more runs. First tokens do not wait for the seats that the SLOs of others keep free."""
+    def _room(self, kv_capacity_tokens: int) -> tuple[int, int]:
+        """Seats and KV for more runs. First tokens do not wait for the seats that the SLOs of others keep free."""
         seats, kv_tokens = self._runs.room(self._batch_size.limit, kv_capacity_tokens)
         head = self.head
         if head is not None and head.first_token and head.model == self._active:
