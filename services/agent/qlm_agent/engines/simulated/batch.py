@@ -106,10 +106,6 @@ class SimulatedBatch:
         return self._paused_kv.stalled_s
 
     @property
-    def seats_free(self) -> int:
-        return self.seats - self._state.running
-
-    @property
     def step_ended_s(self) -> float:
         """The end of the last step; 0 before the first."""
         return self._last_step_s

@@ -31,10 +31,6 @@ class SchedulerView:
         return int(self._scheduler.max_num_running_reqs)
 
     @property
-    def seats_free(self) -> int:
-        return self.seats - len(self._scheduler.running)
-
-    @property
     def kv_capacity_tokens(self) -> int:
         return int(self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks * self._scheduler.block_size)
 
