@@ -21,9 +21,9 @@ from benchmarks.figures import Values
 from benchmarks.parts import Measured
 from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.policies.registry import engine_policy
-from qlm_agent.engines.simulated.batch import SimulatedBatch
-from qlm_agent.engines.simulated.prefills import PrefillRule
-from qlm_agent.engines.simulated.sequences import RunState
+from qlm_agent.engines.simulated.batching.batch import SimulatedBatch
+from qlm_agent.engines.simulated.batching.prefills import PrefillRule
+from qlm_agent.engines.simulated.batching.sequences import RunState
 
 POLICIES = ("fcfs", "edf", "larry", "fastserve")
 SEATS = 4

@@ -15,7 +15,7 @@ from enum import Enum
 from benchmarks.estimator.workloads import OUTPUT_TOKENS_MAX, Arrival
 from qlm_agent.decisions.expectations import Expectations
 from qlm_agent.decisions.runs import Run, RunTable
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
+from qlm_agent.engines.policies.registry import FirstComeFirstServed
 from qlm_agent.engines.port import EngineOutput, EngineRequest, Tier, TokenPrompt
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.timing import BIAS_MAX, STEP_NOISE_MIN, InstanceNoise

@@ -22,7 +22,7 @@ from benchmarks.evaluate.server import Served, Server, serve, server
 from benchmarks.evaluate.workloads import TOKENS_MAX, Jobs, Lengths, jobs, lengths
 from qlm_agent.engines.policies.port import Sequences, SequenceView
 from qlm_agent.engines.policies.registry import ENGINE_POLICIES
-from qlm_agent.engines.simulated.batch import SimulatedBatch
+from qlm_agent.engines.simulated.batching.batch import SimulatedBatch
 
 SEATS = 16
 SLO_S = 0.3

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.evaluate.server import Replica, Served, Server, batch_on, serve_on
 from benchmarks.evaluate.workloads import PREDICTOR_SIGMA, Jobs
 from qlm_agent.engines.policies.port import EnginePolicy
-from qlm_agent.engines.simulated.sequences import Phase
+from qlm_agent.engines.simulated.batching.sequences import Phase
 from qlm_core.operations import balancing
 from qlm_core.operations.balancing import Servers
 from qlm_core.profiles.profile import HardwareProfile

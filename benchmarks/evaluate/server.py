@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from benchmarks.evaluate.workloads import Jobs
 from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.policies.registry import engine_policy
-from qlm_agent.engines.simulated.batch import SimulatedBatch, StepDuration
+from qlm_agent.engines.simulated.batching.batch import SimulatedBatch, StepDuration
+from qlm_agent.engines.simulated.batching.sequences import RunState
+from qlm_agent.engines.simulated.batching.stages import Stages
 from qlm_agent.engines.simulated.pipeline import Batch, PipelinedBatches
-from qlm_agent.engines.simulated.sequences import RunState
-from qlm_agent.engines.simulated.stages import Stages
 from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
 from qlm_core.profiles.hardware_prior import hardware_prior
 from qlm_core.profiles.hardware_profile import HardwareProfile

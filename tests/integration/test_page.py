@@ -63,12 +63,12 @@ async def test_without_keys_loopback_sees_the_cluster_and_no_prompt(rig: Rig) ->
 
 async def test_the_queue_is_read_once_for_any_number_of_browsers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a second all get one reading, byte for byte."""
-    monkeypatch.setattr("qlm_gateway.front.http.page.READ_EVERY_S", 3_600.0)
+    monkeypatch.setattr("qlm_gateway.front.http.page.routes.READ_EVERY_S", 3_600.0)
     gateway = await http_gateway(rig)
     found = await asyncio.gather(*(get(gateway.gateway.http_url, "/page/cluster") for _ in range(20)))
     assert {status for status, _ in found} == {200}
     assert len({json.dumps(document) for _, document in found}) == 1
-    monkeypatch.setattr("qlm_gateway.front.http.page.READ_EVERY_S", 0.0)
+    monkeypatch.setattr("qlm_gateway.front.http.page.routes.READ_EVERY_S", 0.0)
     _, later = await get(gateway.gateway.http_url, "/page/cluster")
     assert later["at_s"] > found[0][1]["at_s"]
 

@@ -16,8 +16,7 @@ from qlm_cli.up.config import UpSection
 from qlm_cli.up.server import SupervisedServer
 from qlm_core.vocabulary.errors import Unavailable
 from qlm_process.settings import QueueSettings
-from qlm_queue.embedded import allocator
-from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.embedded.server import ALLOCATOR_PACKAGE, EmbeddedServer, allocator_path
 
 DEADLINE_S = 60.0
 SETTINGS = UpSection(restart_backoff_s=0.05, restart_backoff_max_s=0.2, restarts_max=100)
@@ -91,8 +90,8 @@ async def test_it_gives_up_after_restarts_max(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has loaded is read from /proc")
 async def test_the_server_runs_with_the_allocator_of_its_package(tmp_path: Path) -> None:
-    library = allocator.preload()
-    assert library is not None, f"{allocator.PACKAGE} is not installed"
+    library = allocator_path()
+    assert library is not None, f"{ALLOCATOR_PACKAGE} is not installed"
     server = EmbeddedServer(tmp_path)
     try:
         await server.start()

@@ -11,8 +11,8 @@ import pytest
 from qlm_agent.decisions.events import CallLost
 from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.engines.port import EngineOutput
+from qlm_agent.engines.simulated.batching.sequences import Progress
 from qlm_agent.engines.simulated.core import SimulatedCore
-from qlm_agent.engines.simulated.sequences import Progress
 from qlm_core.vocabulary.request import RequestKey, RequestState
 from qlm_planner.board.sweeps import Sweeps
 from qlm_queue.memory import planning as memory_planning

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
-from qlm_agent.engines.simulated.batch import SimulatedBatch
-from qlm_agent.engines.simulated.prefills import PrefillRule
-from qlm_agent.engines.simulated.sequences import Progress, RunState
+from qlm_agent.engines.policies.registry import FirstComeFirstServed
+from qlm_agent.engines.simulated.batching.batch import SimulatedBatch
+from qlm_agent.engines.simulated.batching.prefills import PrefillRule
+from qlm_agent.engines.simulated.batching.sequences import Progress, RunState
 
 
 class Steps:

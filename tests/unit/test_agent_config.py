@@ -8,9 +8,9 @@ import pytest
 
 from qlm_agent.__main__ import main
 from qlm_agent.config import AgentConfig, AgentSettings, instance_facts, machine_settings, served_models, simulated_policy
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.feedback import FastServe
 from qlm_agent.engines.policies.port import KvRule
+from qlm_agent.engines.policies.registry import FirstComeFirstServed
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.errors import ConfigError

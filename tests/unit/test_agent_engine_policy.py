@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import QUANTILE_LEVELS, EnginePolicy, Sequences, SequenceView
-from qlm_agent.engines.policies.registry import engine_policy
+from qlm_agent.engines.policies.registry import FirstComeFirstServed, engine_policy
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 from simulated_steps import make, run
 

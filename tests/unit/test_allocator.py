@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_queue.embedded import allocator
+from qlm_queue.embedded import server as embedded
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "libmimalloc.so") -> Path:
@@ -23,18 +23,18 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "libmim
 
 
 def test_without_the_library_the_servers_own_allocator_is_set_up() -> None:
-    assert allocator.preload("no-such-package") is None
-    assert allocator.environment({"HOME": "/"}, "no-such-package") == {"HOME": "/", "GLIBC_TUNABLES": allocator.GLIBC_TUNABLES}
+    assert embedded.allocator_path("no-such-package") is None
+    assert embedded.with_allocator({"HOME": "/"}, "no-such-package") == {"HOME": "/", "GLIBC_TUNABLES": embedded.GLIBC_TUNABLES}
 
 
 def test_what_the_parent_has_set_stands() -> None:
-    assert allocator.environment({"GLIBC_TUNABLES": "mine"}, "no-such-package") == {"GLIBC_TUNABLES": "mine"}
+    assert embedded.with_allocator({"GLIBC_TUNABLES": "mine"}, "no-such-package") == {"GLIBC_TUNABLES": "mine"}
 
 
 def test_the_library_is_loaded_behind_what_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = installed(tmp_path, monkeypatch)
-    assert allocator.environment({}, "some-allocator") == {"LD_PRELOAD": str(library)}
-    assert allocator.environment({"LD_PRELOAD": "/a.so"}, "some-allocator") == {"LD_PRELOAD": f"/a.so {library}"}
+    assert embedded.with_allocator({}, "some-allocator") == {"LD_PRELOAD": str(library)}
+    assert embedded.with_allocator({"LD_PRELOAD": "/a.so"}, "some-allocator") == {"LD_PRELOAD": f"/a.so {library}"}
 
 
 @pytest.mark.parametrize("missing", ["gone", "another", "spaced"])
@@ -45,4 +45,4 @@ def test_a_library_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: py
     library = installed(folder, monkeypatch, "other.so" if missing == "another" else "libmimalloc.so")
     if missing == "gone":
         library.unlink()
-    assert allocator.preload("some-allocator") is None
+    assert embedded.allocator_path("some-allocator") is None

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from qlm_agent.engines.policies.feedback import FastServe
 from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence, Sequences, SequenceView
 from qlm_agent.engines.policies.registry import engine_policy
-from qlm_agent.engines.simulated.batch import SimulatedBatch
-from qlm_agent.engines.simulated.batch_state import BatchState
-from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
-from qlm_agent.engines.simulated.paused_kv import BURST_WINDOWS, PausedKv
+from qlm_agent.engines.simulated.batching.batch import SimulatedBatch
+from qlm_agent.engines.simulated.batching.batch_state import BatchState
+from qlm_agent.engines.simulated.batching.kv_blocks import BLOCK_TOKENS
+from qlm_agent.engines.simulated.batching.paused_kv import BURST_WINDOWS, PausedKv
 from simulated_steps import run
 
 KV_RULES = ("recompute", "defer", "reactive", "proactive")

@@ -13,9 +13,8 @@ from benchmarks.evaluate.larry import ENGINES, WEIGHTS, Evaluation, paper_server
 from benchmarks.evaluate.replicas import Balancer, Replicas, bursty_requests, serve
 from click.testing import CliRunner
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.memory import Larry
-from qlm_agent.engines.policies.registry import ENGINE_POLICIES
+from qlm_agent.engines.policies.registry import ENGINE_POLICIES, FirstComeFirstServed
 
 LENGTHS = [(374, 44), (396, 109), (879, 55), (91, 16), (2734, 129), (4142, 424), (50, 600), (1020, 210)]
 PROFILE = paper_servers()["8b"]

@@ -12,7 +12,7 @@ from qlm_core.statistics.length_features import LengthFacts, features_of, hashes
 from qlm_core.statistics.length_model import LengthModel, LengthScore
 from qlm_core.vocabulary.group import group_key
 from qlm_core.vocabulary.request import RequestKey, RequestState, Slo, SloKind
-from qlm_gateway.admission.length_guess import guess_length
+from qlm_gateway.admission.entry import guess_length
 from qlm_gateway.admission.rules import Admitted
 from qlm_gateway.text.prompts import PreparedPrompt
 from qlm_gateway.wire import admission_of, body_digest, draft_of, stored_body

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from qlm_agent.decisions.events import PulledRun
 from qlm_agent.decisions.expectations import Expectations
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.memory import BLOCK_TOKENS, Larry, NoPreempt
 from qlm_agent.engines.policies.port import MEDIAN, QUANTILE_LEVELS, EnginePolicy, Residence, Sequences, SequenceView
+from qlm_agent.engines.policies.registry import FirstComeFirstServed
 from qlm_agent.engines.policies.remaining import LearningToRank, Trail, TrailPlus
 
 NOW_S = 100.0

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import SequenceView
-from qlm_agent.engines.policies.registry import engine_policy
+from qlm_agent.engines.policies.registry import FirstComeFirstServed, engine_policy
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 from qlm_agent.engines.port import FailureKind
-from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
-from qlm_agent.engines.simulated.sequences import RunState
+from qlm_agent.engines.simulated.batching.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
+from qlm_agent.engines.simulated.batching.sequences import RunState
 from simulated_steps import Steps, make, run, spans_of
 
 

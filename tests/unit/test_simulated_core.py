@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import EnginePolicy
-from qlm_agent.engines.policies.registry import engine_policy
+from qlm_agent.engines.policies.registry import FirstComeFirstServed, engine_policy
 from qlm_agent.engines.port import EngineBusy, EngineOutput, EngineRequest, Tier, TokenPrompt
+from qlm_agent.engines.simulated.batching.kv_blocks import BLOCK_TOKENS
+from qlm_agent.engines.simulated.batching.transfers import OperationEnded
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
-from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
 from qlm_agent.engines.simulated.timing import InstanceNoise
-from qlm_agent.engines.simulated.transfers import OperationEnded
 from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_core.vocabulary.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import SequenceView
-from qlm_agent.engines.simulated.decoding import DecodingRuns
-from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
+from qlm_agent.engines.policies.registry import FirstComeFirstServed
+from qlm_agent.engines.simulated.batching.decoding import DecodingRuns
+from qlm_agent.engines.simulated.batching.kv_blocks import BLOCK_TOKENS
 from simulated_steps import Steps, make, run, spans_of
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from qlm_agent.config import AgentSettings, simulated_limits
 from qlm_agent.engines.policies.registry import ENGINE_POLICIES, engine_policy
-from qlm_agent.engines.simulated.batch import SimulatedBatch
-from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
+from qlm_agent.engines.simulated.batching.batch import SimulatedBatch
+from qlm_agent.engines.simulated.batching.kv_blocks import BLOCK_TOKENS
+from qlm_agent.engines.simulated.batching.prefills import PrefillRule
+from qlm_agent.engines.simulated.batching.sequences import Progress
+from qlm_agent.engines.simulated.batching.stages import Stages
 from qlm_agent.engines.simulated.pipeline import PipelinedBatches
-from qlm_agent.engines.simulated.prefills import PrefillRule
-from qlm_agent.engines.simulated.sequences import Progress
-from qlm_agent.engines.simulated.stages import Stages
 from qlm_core.vocabulary.errors import ConfigError
 from simulated_steps import Steps, make, run, spans_of
 

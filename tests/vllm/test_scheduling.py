@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import SequenceView
+from qlm_agent.engines.policies.registry import FirstComeFirstServed
 from qlm_agent.engines.policies.urgency import UrgencyFirst
 from vllm_in_process import BLOCK_TOKENS, InProcess, prompt_of
 

@@ -15,8 +15,8 @@ from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.policies.registry import engine_policy
 from qlm_agent.engines.port import ModelLoadFailed
+from qlm_agent.engines.simulated.batching.prefills import PrefillRule
 from qlm_agent.engines.simulated.core import SimulatedLimits, SimulatedModel
-from qlm_agent.engines.simulated.prefills import PrefillRule
 from qlm_agent.engines.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
 from qlm_agent.engines.vllm.folder import ModelFolder
 from qlm_agent.engines.vllm.settings import VllmSettings

@@ -24,7 +24,7 @@ from qlm_gateway.batches.store import BatchStore
 from qlm_gateway.config import GatewayConfig, aliases_of, catalogue_of, open_texts
 from qlm_gateway.front.callers import Callers
 from qlm_gateway.front.http.batch_routes import BatchRoutes
-from qlm_gateway.front.http.page import PageRoutes
+from qlm_gateway.front.http.page.routes import PageRoutes
 from qlm_gateway.front.http.server import HttpFront
 from qlm_gateway.front.http.tools import tool_form_of
 from qlm_gateway.front.service import GatewayService

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from qlm_agent.engines.port import EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, Tier
+from qlm_agent.engines.simulated.batching.transfers import OperationEnded
 from qlm_agent.engines.simulated.core import SimulatedCore
 from qlm_agent.engines.simulated.timing import InstanceNoise
-from qlm_agent.engines.simulated.transfers import OperationEnded
 from qlm_sim.world.chance import Chance
 from qlm_sim.world.process import Process, Task, suspend
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import pytest
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import EnginePolicy
+from qlm_agent.engines.policies.registry import FirstComeFirstServed
 from qlm_agent.engines.port import Engine, EngineOutput, EngineRequest, FinishReason, TokenPrompt
 from qlm_agent.engines.simulated.core import SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.engine import SimulatedEngine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
 from qlm_agent.engines.policies.port import SequenceView
+from qlm_agent.engines.policies.registry import FirstComeFirstServed
 
 from .conftest import Start
 from .subjects import Can, Limits, Reader, needs, request

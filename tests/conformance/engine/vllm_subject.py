@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from qlm_agent.engines.policies.arrival import FirstComeFirstServed
+from qlm_agent.engines.policies.registry import FirstComeFirstServed
 from qlm_agent.engines.port import Engine, EngineRequest, FinishReason, Sampling, TokenPrompt
 from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.engines.vllm.folder import ModelFolder

@@ -12,18 +12,21 @@ from opentelemetry.util.types import AttributeValue
 
 from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.request_pb2 import Request, TraceContext
+from qlm_core.profiles.profile import ProfileSnapshot
+from qlm_core.statistics.length_features import LengthFacts, hashes_of_text, hashes_of_tokens
+from qlm_core.statistics.length_model import LengthGuess
 from qlm_core.vocabulary.errors import NotFound, QlmError, QueueFull
-from qlm_core.vocabulary.group import slo_class
+from qlm_core.vocabulary.group import prompt_class, slo_class
 from qlm_core.vocabulary.request import RequestKey, RequestState, Slo
 from qlm_gateway.admission.catalogue import ModelEntry
-from qlm_gateway.admission.length_guess import guess_length
+from qlm_gateway.admission.drafts import RequestDraft, SamplingDraft
 from qlm_gateway.admission.overload import late_refusal
-from qlm_gateway.admission.rules import AdmissionLimits, admit, check
+from qlm_gateway.admission.rules import AdmissionLimits, Admitted, admit, check
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook.waits import RequestShape
 from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.text.model_text import ModelText
-from qlm_gateway.text.prompts import INLINE_BYTES_MAX, prepare
+from qlm_gateway.text.prompts import INLINE_BYTES_MAX, PreparedPrompt, prepare
 from qlm_gateway.wire import accepted_message, body_digest, draft_of, stored_body
 from qlm_process import gen_ai
 from qlm_process.tracing import LateSpan, context_of, traceparent_of, tracestate_of
@@ -200,3 +203,32 @@ class Entry:
         if len(tracestate) > TRACESTATE_BYTES_MAX:
             tracestate = ""
         return LateSpan(self._tracer, SPAN_NAME, context_of(traceparent, tracestate))
+
+
+def guess_length(draft: RequestDraft, admitted: Admitted, prompt: PreparedPrompt, profiles: ProfileSnapshot) -> LengthGuess:
+    """The output's length by the newest profiles: the median of the request's group, or what the length model says where that is in use.
+    In process: no request waits for it."""
+    facts = LengthFacts(
+        model=draft.model,
+        tenant=admitted.key.tenant,
+        application=draft.application,
+        prompt_tokens=admitted.prompt_tokens,
+        output_tokens_limit=draft.sampling.max_tokens if draft.sampling is not None else 0,
+        prompt_hashes=hashes_of_tokens(prompt.token_ids) if prompt.token_ids is not None else hashes_of_text(prompt.text or ""),
+        sampling=_sampling_word(draft.sampling),
+        hint_tokens=draft.expected_output_tokens,
+    )
+    curve = profiles.output_curve_for(draft.model, slo_class(admitted.slo), prompt_class(admitted.prompt_tokens))
+    return profiles.length_model.guess(facts, curve.median_tokens, admitted.output_tokens_max)
+
+
+def _sampling_word(sampling: SamplingDraft | None) -> str:
+    """Names the sampling options that bear on the length of an answer; "" for the defaults."""
+    if sampling is None:
+        return ""
+    parts = (
+        ("greedy", sampling.temperature == 0.0),
+        ("structured", sampling.json_schema is not None or sampling.regex is not None),
+        ("stop", bool(sampling.stop)),
+    )
+    return "-".join(name for name, there in parts if there)

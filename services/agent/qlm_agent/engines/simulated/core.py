@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.port import EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, FinishReason, Tier
 from qlm_agent.engines.simulated.answers import Answer, answer_to
-from qlm_agent.engines.simulated.batch import SimulatedBatch
+from qlm_agent.engines.simulated.batching.batch import SimulatedBatch
+from qlm_agent.engines.simulated.batching.prefills import PrefillRule
+from qlm_agent.engines.simulated.batching.sequences import Progress, RunState
+from qlm_agent.engines.simulated.batching.stages import Stages
+from qlm_agent.engines.simulated.batching.transfers import Link, OperationEnded
 from qlm_agent.engines.simulated.host_memory import HostKv, HostWeights
 from qlm_agent.engines.simulated.kv_swap import KvSwap, ModelKv
 from qlm_agent.engines.simulated.pipeline import Batch, PipelinedBatches
-from qlm_agent.engines.simulated.prefills import PrefillRule
-from qlm_agent.engines.simulated.sequences import Progress, RunState
-from qlm_agent.engines.simulated.stages import Stages
 from qlm_agent.engines.simulated.tiers import ModelTiers
 from qlm_agent.engines.simulated.timing import InstanceNoise, StepTiming
-from qlm_agent.engines.simulated.transfers import Link, OperationEnded
 from qlm_core.profiles.profile import HardwareProfile
 from qlm_core.vocabulary.errors import InvalidRequest
 from qlm_core.vocabulary.model import ModelSpec

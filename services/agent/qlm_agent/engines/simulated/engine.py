@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from qlm_agent.engines.policies.port import EnginePolicy
 from qlm_agent.engines.port import EngineOutput, EngineRequest, EngineStats, Tier
+from qlm_agent.engines.simulated.batching.transfers import OperationEnded
 from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
 from qlm_agent.engines.simulated.timing import InstanceNoise
-from qlm_agent.engines.simulated.transfers import OperationEnded
 
 SPIN_S = 0.00025
 TIMER_LEAST_S = 0.0006

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from qlm_agent.engines.simulated.batching.sequences import Phase, RunState
+from qlm_agent.engines.simulated.batching.transfers import Link, OperationEnded
 from qlm_agent.engines.simulated.host_memory import HostKv
 from qlm_agent.engines.simulated.pipeline import Batch
-from qlm_agent.engines.simulated.sequences import Phase, RunState
 from qlm_agent.engines.simulated.timing import StepTiming
-from qlm_agent.engines.simulated.transfers import Link, OperationEnded
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qlm_agent.engines.simulated.batch import SimulatedBatch
-from qlm_agent.engines.simulated.sequences import Progress, RunState
-from qlm_agent.engines.simulated.stages import Stages
+from qlm_agent.engines.simulated.batching.batch import SimulatedBatch
+from qlm_agent.engines.simulated.batching.sequences import Progress, RunState
+from qlm_agent.engines.simulated.batching.stages import Stages
 
 
 class PipelinedBatches:

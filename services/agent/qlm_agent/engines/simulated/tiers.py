@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from qlm_agent.engines.port import EngineBusy, ModelLoadFailed, Tier
+from qlm_agent.engines.simulated.batching.transfers import Link, OperationEnded
 from qlm_agent.engines.simulated.host_memory import HostWeights
 from qlm_agent.engines.simulated.timing import StepTiming
-from qlm_agent.engines.simulated.transfers import Link, OperationEnded
 
 
 class _Stage(Enum):

@@ -29,7 +29,7 @@ from qlm_gateway.front.http.calls import read_call
 from qlm_gateway.front.http.completions import Completions, UnaryContext, metadata_of
 from qlm_gateway.front.http.errors import NO_NAMES, HttpError
 from qlm_gateway.front.http.event_stream import wait_headers
-from qlm_gateway.front.http.page import PAGE_PATH, PageRoutes
+from qlm_gateway.front.http.page.routes import PAGE_PATH, PageRoutes
 from qlm_gateway.front.http.responses import error_response, json_response, logged_error
 from qlm_gateway.front.http.responses_api.routes import ResponseRoutes
 from qlm_gateway.front.http.settings import HttpSettings

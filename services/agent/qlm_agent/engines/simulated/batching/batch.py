@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence, takes_seats
-from qlm_agent.engines.simulated.batch_state import BatchState
-from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, blocks_for
-from qlm_agent.engines.simulated.paused_kv import PausedKv
-from qlm_agent.engines.simulated.prefills import PrefillRule
-from qlm_agent.engines.simulated.scheduling import Scheduling
-from qlm_agent.engines.simulated.sequences import Phase, Progress, RunState
-from qlm_agent.engines.simulated.stages import Stages
+from qlm_agent.engines.simulated.batching.batch_state import BatchState
+from qlm_agent.engines.simulated.batching.kv_blocks import BLOCK_TOKENS, blocks_for
+from qlm_agent.engines.simulated.batching.paused_kv import PausedKv
+from qlm_agent.engines.simulated.batching.prefills import PrefillRule
+from qlm_agent.engines.simulated.batching.scheduling import Scheduling
+from qlm_agent.engines.simulated.batching.sequences import Phase, Progress, RunState
+from qlm_agent.engines.simulated.batching.stages import Stages
 
 StepDuration = Callable[[int, int, Sequence[tuple[int, int]]], float]
 """Seconds of a step: decoding runs, their context tokens, prefill chunks as (tokens before, tokens)."""

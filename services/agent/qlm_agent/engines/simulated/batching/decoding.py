@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import heapq
 
-from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
-from qlm_agent.engines.simulated.sequences import Phase, RunState
+from qlm_agent.engines.simulated.batching.kv_blocks import BLOCK_TOKENS
+from qlm_agent.engines.simulated.batching.sequences import Phase, RunState
 
 
 class DecodingRuns:

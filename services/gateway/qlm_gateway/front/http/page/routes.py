@@ -26,8 +26,8 @@ from qlm.credentials import Credentials
 from qlm_core.vocabulary.errors import Unavailable, invalid_field
 from qlm_gateway.front.callers import Caller, Callers
 from qlm_gateway.front.http.answers import status_document
-from qlm_gateway.front.http.cluster_document import cluster_document
 from qlm_gateway.front.http.completions import UnaryContext, metadata_of
+from qlm_gateway.front.http.page.cluster_document import cluster_document
 from qlm_gateway.front.service import GatewayService
 from qlm_gateway.front.timeline import timeline_page
 from qlm_process.cluster.observer import ClusterObserver, Metadata
@@ -148,7 +148,7 @@ def _key_of(http: web.Request) -> Metadata:
 
 def _page() -> tuple[bytes, str]:
     """The page, and the policy that lets a browser run its own script and style alone, and connect to its gateway alone."""
-    html = files("qlm_gateway.front.http").joinpath("page.html").read_bytes()
+    html = files("qlm_gateway.front.http.page").joinpath("page.html").read_bytes()
     hashes = {
         name: base64.b64encode(hashlib.sha256(re.findall(rb"<%b>(.*?)</%b>" % (name, name), html, re.DOTALL)[0]).digest()).decode()
         for name in (b"script", b"style")

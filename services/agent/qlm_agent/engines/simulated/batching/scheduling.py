@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qlm_agent.engines.policies.port import EnginePolicy, KvRule, Residence, Sequences
-from qlm_agent.engines.simulated.batch_state import BatchState
-from qlm_agent.engines.simulated.kv_blocks import blocks_for
-from qlm_agent.engines.simulated.paused_kv import PausedKv
-from qlm_agent.engines.simulated.sequences import Phase, RunState
+from qlm_agent.engines.simulated.batching.batch_state import BatchState
+from qlm_agent.engines.simulated.batching.kv_blocks import blocks_for
+from qlm_agent.engines.simulated.batching.paused_kv import PausedKv
+from qlm_agent.engines.simulated.batching.sequences import Phase, RunState
 
 
 class Scheduling:

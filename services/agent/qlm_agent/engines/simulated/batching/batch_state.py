@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qlm_agent.engines.policies.port import Residence, Sequences
 from qlm_agent.engines.port import EngineFailure, FailureKind
-from qlm_agent.engines.simulated.decoding import DecodingRuns
-from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
-from qlm_agent.engines.simulated.sequences import Phase, RunState
+from qlm_agent.engines.simulated.batching.decoding import DecodingRuns
+from qlm_agent.engines.simulated.batching.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
+from qlm_agent.engines.simulated.batching.sequences import Phase, RunState
 
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free while others run, so that a new run is not preempted at once."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 
 from qlm_agent.engines.policies.port import KvRule, Residence
-from qlm_agent.engines.simulated.batch_state import BatchState
-from qlm_agent.engines.simulated.sequences import RunState
-from qlm_agent.engines.simulated.transfers import Link
+from qlm_agent.engines.simulated.batching.batch_state import BatchState
+from qlm_agent.engines.simulated.batching.sequences import RunState
+from qlm_agent.engines.simulated.batching.transfers import Link
 
 BURST_WINDOW_S = 1.0
 BURST_WINDOWS = 30
