@@ -64,7 +64,7 @@ class Subject(Protocol):
 
 
 class SimulatedSubject:
-    """The simulated engine, fast."""
+    """The simulated engine, fast; not so fast that a run ends while its worker waits for a core."""
 
     def __init__(self, limits: Limits) -> None:
         self.models: tuple[str, ...] = ("sim-a", "sim-b")
@@ -73,14 +73,14 @@ class SimulatedSubject:
         self.deadline_s = 20.0
         rows = {(row.gpu, row.n_gpu, row.model): row for row in shipped_snapshot().hardware}
         row = rows["H100-80GB", 1, "Mistral-7B"]
-        profile = replace(row, kv_swap_us_per_token=100.0 * row.kv_swap_us_per_token)  # so that calls find a move under way
+        profile = replace(row, kv_swap_us_per_token=400.0 * row.kv_swap_us_per_token)  # so that calls find a move under way
         specs = [ModelSpec(name=name, profile="Mistral-7B", context_tokens_max=self.context_tokens) for name in self.models]
         self.engine: Engine = SimulatedEngine(
             {spec.name: SimulatedModel(spec=spec, profile=profile) for spec in specs},
             InstanceNoise(seed=7, instance="test", step_noise=0.05, bias_max=0.15),
             limits.policy,
             SimulatedLimits(
-                time_scale=40.0,
+                time_scale=20.0,
                 batch_max=limits.batch_max,
                 host_memory_gb=limits.host_models * profile.weights_gb,
                 host_kv_gb=limits.host_kv_tokens * profile.kv_bytes_per_token / 1e9,

@@ -166,8 +166,8 @@ async def test_aborted_where_it_is_it_stays_silent(subject: Subject, reader: Rea
 @needs(Can.SWAP)
 async def test_offloaded_runs_survive_a_model_swap_and_back(subject: Subject, reader: Reader) -> None:
     first, second = subject.models[:2]
-    whole = await undisturbed(subject, reader, answer=300)
-    await subject.engine.add(request(subject, "r", answer=300))
+    whole = await undisturbed(subject, reader, answer=800)
+    await subject.engine.add(request(subject, "r", answer=800))
     await reader.until_made(20, "r")
     with pytest.raises(EngineBusy):
         await subject.engine.load_model(second, Tier.ACTIVE)

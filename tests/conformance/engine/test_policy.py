@@ -77,7 +77,8 @@ async def test_it_sees_the_fields_of_the_request(start: Start) -> None:
 async def test_it_orders_those_that_wait(start: Start) -> None:
     subject = await start(Limits(policy=ByPriority(), batch_max=1))
     reader = Reader(subject)
-    for name, priority in (("first", 0), ("late", 9), ("middle", 5), ("soon", 1)):
+    await subject.engine.add(request(subject, "first", answer=600))  # the others wait behind it
+    for name, priority in (("late", 9), ("middle", 5), ("soon", 1)):
         await subject.engine.add(request(subject, name, number=priority, priority=priority, answer=40))
     await reader.ends("first", "late", "middle", "soon")
     order = sorted(reader.runs, key=lambda name: reader.runs[name].outputs[0].first_s)
