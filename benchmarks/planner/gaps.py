@@ -13,7 +13,9 @@ from benchmarks.parts import Measured
 from benchmarks.planner.generator import Shape, drawn
 from benchmarks.planner.parts import Plan, replanned
 from benchmarks.planner.snapshots import snapshots
-from qlm_planner.search import Costs, Problem, construct, improve, solve, warm_up
+from qlm_planner.search import Costs, Problem
+from qlm_planner.search.solver import construct, improve, solve
+from qlm_planner.shell.warm_up import warm_up
 
 CASES = 40
 TRACE_CASES = 10

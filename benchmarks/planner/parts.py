@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from qlm_planner import search
 from qlm_planner.policy import Policy
 from qlm_planner.search.problem import Problem, Solution
+from qlm_planner.search.solver import solve
 
 Case = TypeVar("Case")
 Found = TypeVar("Found")
@@ -50,4 +50,4 @@ class Plan:
 
 def replanned(problem: Problem, seed: int) -> Solution:
     """As the service replans: with its own number of moves."""
-    return search.solve(problem, moves=Policy().replan_moves(problem.groups), seed=seed)
+    return solve(problem, moves=Policy().replan_moves(problem.groups), seed=seed)

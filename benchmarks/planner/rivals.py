@@ -12,7 +12,9 @@ from benchmarks.planner.generator import Shape, drawn
 from benchmarks.planner.parts import Plan, replanned
 from benchmarks.planner.printed import printed_optimum
 from benchmarks.planner.snapshots import snapshots
-from qlm_planner.search import Problem, Weights, construct, evaluate, warm_up
+from qlm_planner.search import Problem, Weights
+from qlm_planner.search.solver import construct, evaluate
+from qlm_planner.shell.warm_up import warm_up
 
 SEEDS = 20
 INSTANCES, MODELS = 8, 12

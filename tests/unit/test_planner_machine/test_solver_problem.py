@@ -16,7 +16,8 @@ from qlm_planner.cost.order_cost import REQUESTS, WORK, Floats, Integers
 from qlm_planner.cost.service_times import ROWS, ClassTable, GroupColumns
 from qlm_planner.cost.virtual_queues import plan_costs
 from qlm_planner.plan.solver_problem import Draft, draft, reconciled
-from qlm_planner.search import Orders, ProblemError, evaluate
+from qlm_planner.search import Orders, ProblemError
+from qlm_planner.search.solver import evaluate
 
 from .test_service_times import estimates, random_board, row_of
 from .world import START_S

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn_problems import by_hand, problems
-from qlm_planner.search import Orders, Problem, Solution, construct, evaluate, group_lateness, improve, solve
+from qlm_planner.search import Orders, Problem, Solution
 from qlm_planner.search.annealing import PLACE_BITS, anneal
 from qlm_planner.search.group_cost import probability_and_excess
 from qlm_planner.search.packing import packed
 from qlm_planner.search.random_numbers import chance_of
+from qlm_planner.search.solver import construct, evaluate, group_lateness, improve, solve
 from slow_evaluator import cheapest, slow_cost, valid
 
 FEW = settings(max_examples=60)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from drawn_problems import by_hand
-from qlm_planner.search import Orders, Problem, ProblemError, Weights, construct, evaluate, improve, solve
+from qlm_planner.search import Orders, Problem, ProblemError, Weights
+from qlm_planner.search.solver import construct, evaluate, improve, solve
 
 
 def two() -> Problem:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from drawn_problems import by_hand
-from qlm_planner.search import Weights, warm_up
-from qlm_planner.search.compile_cache import FOLDER, alone, cache_folder, complete, mark_complete, sources_digest, usable
+from qlm_planner.search import Weights
+from qlm_planner.search.compile_cache import FOLDER, cache_folder, sources_digest, usable
 from qlm_planner.search.packing import packed
+from qlm_planner.shell.warm_up import alone, complete, mark_complete, warm_up
 
 
 @pytest.fixture
@@ -71,6 +72,12 @@ def test_warming_up_again_takes_next_to_nothing() -> None:
     assert time.process_time() - began_s < 1.0
 
 
+def test_a_planner_does_not_load_the_compiler() -> None:
+    """It takes half a second, and its process only builds problems."""
+    command = "import sys, qlm_planner.shell.process; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], timeout=60, check=False).returncode == 0
+
+
 def test_whole_numbers_as_weights_compile_nothing_anew() -> None:
     """Arrays of another type would: half a minute in the middle of a plan."""
     whole = Weights(late=0, tardiness=0, work=0, completion=1)
@@ -81,7 +88,7 @@ def test_whole_numbers_as_weights_compile_nothing_anew() -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from qlm_planner.search.compile_cache import alone
+from qlm_planner.shell.warm_up import alone
 with alone(Path(sys.argv[1])) as held:
     print(held, flush=True)
     time.sleep(600.0)
@@ -105,7 +112,9 @@ def test_complete_parts_are_loaded_without_waiting_for_a_stopped_holder() -> Non
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(FOLDER)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
-        loaded = subprocess.run([sys.executable, "-c", "from qlm_planner.search import warm_up; warm_up()"], timeout=120, check=False)
+        loaded = subprocess.run(
+            [sys.executable, "-c", "from qlm_planner.shell.warm_up import warm_up; warm_up()"], timeout=120, check=False
+        )
         assert other.poll() is None, "it still held the folder"
         other.kill()
     assert loaded.returncode == 0

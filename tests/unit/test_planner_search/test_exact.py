@@ -28,7 +28,8 @@ from qlm_planner.exact.solver import (
 )
 from qlm_planner.machine.effects import Solve, Stage
 from qlm_planner.machine.events import Solved
-from qlm_planner.search import Problem, Weights, evaluate, solve
+from qlm_planner.search import Problem, Weights
+from qlm_planner.search.solver import evaluate, solve
 from qlm_planner.shell.solver_requests import Choice, answer
 from slow_evaluator import cheapest, cheapest_together, least_completions, slow_completions, valid
 

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn_problems import by_hand, problems
-from qlm_planner.search import Orders, Problem, construct, evaluate, solve
+from qlm_planner.search import Orders, Problem
 from qlm_planner.search.order_state import plan_cost, plan_of
 from qlm_planner.search.packing import packed
+from qlm_planner.search.solver import construct, evaluate, solve
 from slow_evaluator import slow_cost
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtr
 
-from qlm_planner import search
 from qlm_planner.cost.service_times import Floats
 from qlm_planner.overload.advice_question import Miss, Question
 from qlm_planner.search.problem import FIELDS, Integers, Problem
@@ -88,15 +87,17 @@ Measure = Callable[[Question, Sequence[int]], FleetForecast]
 
 def forecast(question: Question, fleet: Sequence[int]) -> FleetForecast:
     """Forecasts the constructed orders on some of the question's queues; a queue may occur several times."""
+    from qlm_planner.search.solver import construct, group_lateness  # local: it loads the compiler
+
     if question.problem is None:
         return FleetForecast(attainment=1.0, late=np.zeros(0), used_s=np.zeros(len(fleet)))
     share, used_s, late = np.ones(len(question.due)), np.zeros(len(fleet)), np.zeros(question.problem.models)
     if fleet:
         problem = _on(question.problem, np.asarray(fleet, dtype=np.int32))
-        orders = search.construct(problem).orders
+        orders = construct(problem).orders
         queue, groups = np.repeat(np.arange(len(fleet), dtype=np.int32), np.diff(orders.first)), orders.groups
         np.add.at(used_s, queue, problem.work_s[problem.kind[queue], groups])
-        share = search.group_lateness(problem, orders)[:, 0]
+        share = group_lateness(problem, orders)[:, 0]
         share[groups] = np.maximum(share[groups], _longer(question, problem, queue, groups, used_s))
     np.add.at(late, question.problem.model, question.due * share)
     attainment = max(0.0, 1.0 - float(late.sum()) / max(float(question.due.sum()), 1e-9))
@@ -139,9 +140,11 @@ def advise(question: Question, share: float = SHARE, measure: Measure = forecast
 
 def _misses(question: Question) -> tuple[tuple[Miss, ...], float]:
     """The groups that the plan expects to be late, worst first, and all its expected late requests, without answered and unserved ones."""
+    from qlm_planner.search.solver import group_lateness  # local: it loads the compiler
+
     if question.problem is None or not question.waiting:
         return (), 0.0
-    each = search.group_lateness(question.problem, question.orders)[: len(question.waiting)]
+    each = group_lateness(question.problem, question.orders)[: len(question.waiting)]
     share, over_s = np.where(np.isfinite(each[:, 1:]), each, 0.0).T
     late = share * question.liable
     worst = sorted(np.flatnonzero(late >= LATE_MIN).tolist(), key=lambda at: (-late[at], question.waiting[at].group_id))[:MISSES_MAX]

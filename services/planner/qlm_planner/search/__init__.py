@@ -11,33 +11,6 @@ random_numbers                pseudo-random numbers, the same on every machine
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qlm_planner.search.problem import Costs, Orders, Problem, ProblemError, Solution, Weights
 
-if TYPE_CHECKING:
-    from qlm_planner.search.solver import construct, evaluate, group_lateness, improve, solve, warm_up
-
-__all__ = [
-    "Costs",
-    "Orders",
-    "Problem",
-    "ProblemError",
-    "Solution",
-    "Weights",
-    "construct",
-    "evaluate",
-    "group_lateness",
-    "improve",
-    "solve",
-    "warm_up",
-]
-
-
-def __getattr__(name: str) -> object:
-    """Loads the solver at its first use: a planner only builds problems, and the compiler takes half a second to load."""
-    if name in __all__:
-        from qlm_planner.search import solver
-
-        return getattr(solver, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["Costs", "Orders", "Problem", "ProblemError", "Solution", "Weights"]

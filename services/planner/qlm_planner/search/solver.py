@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qlm_planner.cost import order_cost as of
 from qlm_planner.search.annealing import anneal
-from qlm_planner.search.compile_cache import FOLDER, alone, complete, mark_complete
 from qlm_planner.search.construction import constructed, inserted
 from qlm_planner.search.packing import DEADLINE, DRAIN, OWN, OWN_VARIANCE, REQUESTS, SPREAD, WORK, WORK_VARIANCE, Packed, packed
-from qlm_planner.search.problem import FIELDS, Costs, Floats, Integers, Orders, Problem, ProblemError, Solution, Weights
+from qlm_planner.search.problem import Costs, Floats, Integers, Orders, Problem, ProblemError, Solution, Weights
 from qlm_planner.search.random_numbers import chance_of
 
 SPARE = 64
@@ -109,19 +106,6 @@ def solve(problem: Problem, *, moves: int, seed: int) -> Solution:
     return work.annealed(found, moves, hot, seed, "annealed")
 
 
-def warm_up() -> float:
-    """Loads all compiled code from the cache, or compiles it, one process at a time; returns the seconds taken."""
-    began_s = time.perf_counter()
-    if complete():
-        _use_all()
-    else:
-        with alone() as held:
-            _use_all()
-            if held and FOLDER is not None:
-                mark_complete(FOLDER)
-    return time.perf_counter() - began_s
-
-
 def _evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, weights: Weights) -> tuple[Costs, Floats]:
     """The cost of valid orders, and `group_lateness` of them [G, 2]."""
     queue = np.arange(len(packed.kind)).repeat(np.diff(first))
@@ -161,28 +145,3 @@ def _mended(work: _Work, orders: Orders) -> Solution:
         capacity = work.capacity(first, missing.size)
         first, groups = inserted(work.packed, first, groups, capacity, missing[turn])
     return work.solved(first, groups, "as it was")
-
-
-def _use_all() -> None:
-    problem = _tiny()
-    found = solve(problem, moves=40, seed=0)
-    evaluate(problem, found.orders)
-    left = Orders.of([[group for group in queue if group] for queue in found.orders.lists()])
-    improve(problem, left, moves=4, seed=0)
-
-
-def _tiny() -> Problem:
-    """Two queues, three groups: enough for the types of every compiled function."""
-    sizes = {"g": 3, "q": 2, "m": 2, "k": 1}
-    arrays: dict[str, Any] = {name: np.ones([sizes[each] for each in shape]) for name, (shape, _, _) in FIELDS.items()}
-    arrays |= {
-        "model": np.array([0, 1, 0], dtype=np.int32),
-        "band": np.zeros(3, dtype=np.int32),
-        "deadline_s": np.array([1.0, 2.0, math.inf]),
-        "kind": np.zeros(2, dtype=np.int32),
-        "active": np.array([0, -1], dtype=np.int32),
-        "warm": np.zeros((2, 2), dtype=np.bool_),
-        "head": np.array([0, -1], dtype=np.int32),
-        "clear_cost": np.full(2, math.inf),
-    }
-    return Problem(**arrays)

@@ -6,6 +6,7 @@ queue_calls          the machine's calls on the queue
 rpc, plan_message    the gRPC service; the plan as clients read it
 solver_client        the solver's process, seen from the planner
 solver_process       that process
+warm_up              compiles what it needs, once a machine
 solver_requests      answers jobs of the solver
 advice_watch         computes advice in the background
 metrics, tracing     Prometheus metrics; spans

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from qlm_planner import search
 from qlm_planner.machine.effects import Solve
 from qlm_planner.overload.advice import FleetForecast, advise, forecast
 from qlm_planner.overload.advice_question import Question
@@ -40,10 +39,12 @@ class Server:
     def serve(self) -> None:
         """Reads the choice of the solver, answers with the seconds of the warm-up, then serves. Returns, or raises SystemExit, at the end
         of the input."""
+        from qlm_planner.shell.warm_up import warm_up  # local: it loads the compiler
+
         choice = self._read()
         assert isinstance(choice, Choice), "the first message"
         self._choice = choice
-        warm_up_s = search.warm_up()
+        warm_up_s = warm_up()
         _leave_files_in(os.environ.get(FOLDER_VARIABLE, ""))  # after the warm-up, whose cache may be in the system's folder
         gc.freeze()  # scanning compiled code takes longer than a plan
         self._write(warm_up_s)

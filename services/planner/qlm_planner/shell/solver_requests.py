@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qlm_planner import search
 from qlm_planner.machine.effects import Solve
 from qlm_planner.machine.events import Solved, SolveFailed
 from qlm_planner.overload.advice import Advice
 from qlm_planner.overload.advice_question import Question
+from qlm_planner.search import Solution
 
 REASON_CHARACTERS_MAX = 500
 EXACT_GROUPS_MAX = 10
@@ -52,14 +52,16 @@ def answer(job: Solve, choice: Choice = Choice.HEURISTIC) -> Solved | SolveFaile
     return Solved(job=job.job, orders=found.orders, rule=found.rule)
 
 
-def _found(job: Solve, choice: Choice) -> search.Solution:
+def _found(job: Solve, choice: Choice) -> Solution:
+    from qlm_planner.search.solver import improve, solve  # local: it loads the compiler
+
     if job.orders is not None:
-        return search.improve(job.problem, job.orders, moves=job.moves, seed=job.seed)
-    found = search.solve(job.problem, moves=job.moves, seed=job.seed)
+        return improve(job.problem, job.orders, moves=job.moves, seed=job.seed)
+    found = solve(job.problem, moves=job.moves, seed=job.seed)
     return found if choice is Choice.HEURISTIC or job.problem.groups > EXACT_GROUPS_MAX else _exact(job, choice, found)
 
 
-def _exact(job: Solve, choice: Choice, heuristic: search.Solution) -> search.Solution:
+def _exact(job: Solve, choice: Choice, heuristic: Solution) -> Solution:
     """The exact solver's orders if they are cheaper; else the heuristic's, with the reason in the rule."""
     from qlm_planner.exact.solver import ExactError, Settings, Solver, solve_exactly  # local: it loads the compiler
 
@@ -67,8 +69,8 @@ def _exact(job: Solve, choice: Choice, heuristic: search.Solution) -> search.Sol
     try:
         found = solve_exactly(job.problem, Settings(solver=own, time_limit_s=EXACT_TIME_LIMIT_S))
     except ExactError as error:
-        return search.Solution(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {choice}: {error}")
+        return Solution(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {choice}: {error}")
     rule = f"{choice}: {found.status}"
     if found.cost.total < heuristic.cost.total:
-        return search.Solution(orders=found.orders, cost=found.cost, rule=rule)
-    return search.Solution(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {rule}")
+        return Solution(orders=found.orders, cost=found.cost, rule=rule)
+    return Solution(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {rule}")
