@@ -22,10 +22,38 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.request import Request
 
 from qlm_agent.engines.vllm.scheduler.kv_copying import BlockCopier, bytes_per_block
-from qlm_agent.engines.vllm.scheduler.kv_host_blocks import HostBlocks
 
 HOST_BYTES_KEY = "qlm_host_kv_bytes"
 """Key of the bytes of all workers together, in `kv_connector_extra_config`."""
+
+
+class HostBlocks:
+    """Owners of `capacity` blocks of host memory: an owner gets all that it needs or nothing."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._free = list(range(capacity - 1, -1, -1))
+        self._owned: dict[str, list[int]] = {}
+
+    @property
+    def used(self) -> int:
+        return self.capacity - len(self._free)
+
+    def take(self, owner: str, count: int) -> bool:
+        """Gives an owner without blocks its blocks; False if fewer are free."""
+        assert owner not in self._owned, f"{owner} owns blocks already"
+        if count > len(self._free):
+            return False
+        self._owned[owner] = [self._free.pop() for _ in range(count)]
+        return True
+
+    def of(self, owner: str) -> list[int]:
+        """The blocks of an owner, in order."""
+        return self._owned[owner]
+
+    def give_back(self, owner: str) -> None:
+        """Frees the blocks of an owner; one that has none is ignored."""
+        self._free += reversed(self._owned.pop(owner, ()))
 
 
 @dataclass(slots=True)

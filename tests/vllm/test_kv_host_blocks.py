@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from qlm_agent.engines.vllm.scheduler.kv_host_blocks import HostBlocks
+from qlm_agent.engines.vllm.scheduler.kv_connector import HostBlocks
 
 
 def test_an_owner_gets_all_that_it_needs_or_nothing() -> None:
