@@ -36,7 +36,6 @@ from qlm_core.profiles.shipped_profiles import shipped_snapshot
 from qlm_core.vocabulary.errors import QlmError
 from qlm_core.vocabulary.model import ModelSpec
 from qlm_load.demo.cluster import Cluster
-from qlm_planner.shell.warm_up import warm_up
 from qlm_process.wire import profile as profile_wire
 
 MODEL = "m"
@@ -182,6 +181,8 @@ async def serving(measured: MeasuredAgent, folder: Path, vocabulary: int) -> Asy
 
 def _compile_solver() -> None:
     """Compiles for all later processes with this code. vLLM cannot start in a process that has loaded the compiler."""
+    from qlm_planner.shell.warm_up import warm_up
+
     warm_up()
 
 

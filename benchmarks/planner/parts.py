@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from qlm_planner.policy import Policy
 from qlm_planner.search.problem import Problem, Solution
-from qlm_planner.search.solver import solve
 
 Case = TypeVar("Case")
 Found = TypeVar("Found")
@@ -50,4 +49,6 @@ class Plan:
 
 def replanned(problem: Problem, seed: int) -> Solution:
     """As the service replans: with its own number of moves."""
+    from qlm_planner.search.solver import solve  # local: it loads the compiler
+
     return solve(problem, moves=Policy().replan_moves(problem.groups), seed=seed)

@@ -55,6 +55,21 @@ def test_a_frozen_process_hears_everything_afterwards_in_order() -> None:
     assert seen == ["a", "b", "c"]
 
 
+def test_an_alarm_that_rang_in_a_frozen_process_and_was_moved_rings_once() -> None:
+    schedule = Schedule(0.0)
+    process = Process(schedule, "p")
+    process.begin()
+    rang: list[float] = []
+    alarm = process.alarm(lambda: rang.append(schedule.now_s))
+    process.deliver(1.0, lambda: alarm.set(4.0))
+    alarm.set(2.0)
+    process.freeze()
+    run(schedule, 3.0)
+    process.thaw()
+    run(schedule, 5.0)
+    assert rang == [4.0]
+
+
 def test_an_event_for_an_earlier_life_is_lost() -> None:
     schedule = Schedule(0.0)
     process = Process(schedule, "p")

@@ -170,11 +170,13 @@ class OwnAlarm:
         self._process = process
         self._ring = ring
         self._due_s = 0.0
+        self._moved = 0  # how often it was set: a frozen process may get a ring after it was moved
         self._epoch = process.epoch
         self._alarm = Alarm(process.schedule, self._rang)
 
     def set(self, own_due_s: float | None) -> None:
         """None: not at all."""
+        self._moved += 1
         if own_due_s is not None:
             self._due_s = own_due_s
             self._alarm.set(self._process.to_schedule_s(own_due_s))
@@ -182,9 +184,9 @@ class OwnAlarm:
             self._alarm.set(None)
 
     def _rang(self) -> None:
-        due_s = self._due_s
-        self._process.receive(self._epoch, lambda: self._wake(due_s))
+        self._process.receive(self._epoch, partial(self._wake, self._moved))
 
-    def _wake(self, due_s: float) -> None:
-        self._process.reached(due_s)
-        self._ring()
+    def _wake(self, moved: int) -> None:
+        if moved == self._moved:
+            self._process.reached(self._due_s)
+            self._ring()
