@@ -206,7 +206,7 @@ def test_a_folder_without_the_trace_is_wrong_use(tmp_path: Path) -> None:
 def test_a_mean_of_each_class_is_compared_with_the_oracle(tmp_path: Path) -> None:
     """Kinds of work that change while requests wait: who learns a length at its arrival knows it no better."""
     plan = Plan(traces=tmp_path, seeds=(1,), rows_max=600, predicted_max=100, processes=1)
-    run = measure_run("abrupt", 1, plan)
+    run = measure_run("abrupt", 2, plan)
     assert run.oracle is not None
     assert (run.oracle.actual_wait_s == run.judged.actual_wait_s).all(), "the same truth"
     behind = r2_behind(run)

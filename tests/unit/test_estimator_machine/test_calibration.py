@@ -65,8 +65,8 @@ def test_a_bias_is_believed_as_far_as_it_stands_out_from_the_scatter() -> None:
     """The same mean, once from waits that all are as long and once from such that are much shorter and longer."""
     alike, scattered = BiasFactor(), BiasFactor()
     for number in range(10):
-        alike.add(200.0 * number, 100.0, 120.0)
-        scattered.add(200.0 * number, 100.0, 60.0 if number % 2 else 180.0)
+        alike.add(alike.share(200.0 * number, 100.0), 100.0, 120.0)
+        scattered.add(scattered.share(200.0 * number, 100.0), 100.0, 60.0 if number % 2 else 180.0)
     assert alike.level_s(100.0) == pytest.approx(120.0, rel=0.01)
     assert scattered.factor == pytest.approx(alike.factor, rel=0.05)
     assert 105.0 < scattered.level_s(100.0) < 117.0
@@ -74,11 +74,24 @@ def test_a_bias_is_believed_as_far_as_it_stands_out_from_the_scatter() -> None:
 
 def test_predictions_that_wait_together_are_one_observation_of_a_bias() -> None:
     one, sixteen = BiasFactor(), BiasFactor()
-    one.add(0.0, 100.0, 120.0)
+    one.add(one.share(0.0, 100.0), 100.0, 120.0)
     for number in range(16):
-        sixteen.add(0.01 * number, 100.0, 120.0)
+        sixteen.add(sixteen.share(0.01 * number, 100.0), 100.0, 120.0)
     assert sixteen.level_s(100.0) == pytest.approx(one.level_s(100.0), abs=0.1)
     assert one.level_s(100.0) == pytest.approx(110.0, abs=0.5), "half of it, as the prior weighs as much"
+
+
+def test_short_requests_that_end_before_older_ones_do_not_count_for_them() -> None:
+    """Completions of 80 and 140 s in turns, predicted as 110 s, in the order of their ends."""
+    kept = feedback.Feedback(slowdown_of=lambda _model, _instance: 1.0)
+    ends = sorted((5.0 * number + (80.0 if number % 2 else 140.0), number) for number in range(200))
+    for number in range(200):
+        kept.predict(predicted(5.0 * number, str(number)))
+    for end_s, number in ends:
+        kept.end(ended(str(number), end_s, end_s - 5.0 * number, 70.0))
+    rows = kept.profiles(BEGAN_MS / 1e3 + ends[-1][0])
+    (factor,) = (each.bias_factor for each in rows if each.time is CalibratedTime.COMPLETION and each.instance)
+    assert factor == pytest.approx(1.0, abs=0.03)
 
 
 def test_a_new_instance_begins_as_its_model_and_leaves_it_alone() -> None:

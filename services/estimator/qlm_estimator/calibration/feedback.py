@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qlm_core.profiles.calibration import (
     HORIZONS,
@@ -57,13 +57,13 @@ class _Row:
 @dataclass(slots=True)
 class _Followed:
     """One time of a prediction, made for an engine believed to be so slow. `rows`: those it is followed for, each with the horizon and its
-    weight there; `missed`: of LEVELS, whether that was learned."""
+    weight there; `every`: all, with its share of their bias; `missed`: of LEVELS, whether that was learned."""
 
     predicted: Predicted
     quantiles: PredictedQuantiles
     slowdown: float
     rows: list[tuple[_Row, int, float]] = field(default_factory=list)
-    every: list[_Row] = field(default_factory=list)
+    every: list[tuple[_Row, float]] = field(default_factory=list)
     missed: list[bool] = field(default_factory=lambda: [False] * len(LEVELS))
     pulled: bool = False
 
@@ -101,9 +101,9 @@ class Feedback:
         followed = _Followed(predicted, quantiles, self._slowdown_of(predicted.model, predicted.instance))
         wider = _Row()
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
-            row = wider = self._rows.get(key) or _Row(*deepcopy((wider.bias, wider.errors)))
+            row = wider = self._rows.get(key) or _Row(replace(wider.bias, last_s=-math.inf), deepcopy(wider.errors))
             put_newest(self._rows, key, row, ROWS_MAX)
-            followed.every.append(row)
+            followed.every.append((row, row.bias.share(predicted.at_s, quantiles.own.mean)))
             horizon = horizon_of(row.bias.level_s(quantiles.own.mean))
             apart_s = predicted.at_s - row.followed_s[horizon]
             if not 0.0 <= apart_s < quantiles.own.mean / PER_WAIT:
@@ -161,8 +161,8 @@ class Feedback:
         predicted = followed.predicted
         scale = self._slowdown_of(predicted.model, predicted.instance) / followed.slowdown
         if abs(scale - 1.0) < CHANGED:
-            for row in followed.every:
-                row.bias.add(predicted.at_s, scale * followed.quantiles.own.mean, actual_s)
+            for row, share in followed.every:
+                row.bias.add(share, scale * followed.quantiles.own.mean, actual_s)
 
     def profiles(self, now_s: float) -> tuple[CalibrationProfile, ...]:
         """The rows by key. The errors of those that are beyond their p90 by now count as far as they have come (without them 65% instead of
