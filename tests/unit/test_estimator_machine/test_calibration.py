@@ -65,8 +65,8 @@ def test_a_bias_is_believed_as_far_as_it_stands_out_from_the_scatter() -> None:
     """The same mean, once from waits that all are as long and once from such that are much shorter and longer."""
     alike, scattered = BiasFactor(), BiasFactor()
     for number in range(10):
-        alike.add(alike.share(200.0 * number, 100.0), 100.0, 120.0)
-        scattered.add(scattered.share(200.0 * number, 100.0), 100.0, 60.0 if number % 2 else 180.0)
+        alike.add(alike.apart_s(200.0 * number), 100.0, 120.0)
+        scattered.add(scattered.apart_s(200.0 * number), 100.0, 60.0 if number % 2 else 180.0)
     assert alike.level_s(100.0) == pytest.approx(120.0, rel=0.01)
     assert scattered.factor == pytest.approx(alike.factor, rel=0.05)
     assert 105.0 < scattered.level_s(100.0) < 117.0
@@ -74,11 +74,20 @@ def test_a_bias_is_believed_as_far_as_it_stands_out_from_the_scatter() -> None:
 
 def test_predictions_that_wait_together_are_one_observation_of_a_bias() -> None:
     one, sixteen = BiasFactor(), BiasFactor()
-    one.add(one.share(0.0, 100.0), 100.0, 120.0)
+    one.add(one.apart_s(0.0), 100.0, 120.0)
     for number in range(16):
-        sixteen.add(sixteen.share(0.01 * number, 100.0), 100.0, 120.0)
+        sixteen.add(sixteen.apart_s(0.01 * number), 100.0, 120.0)
     assert sixteen.level_s(100.0) == pytest.approx(one.level_s(100.0), abs=0.1)
     assert one.level_s(100.0) == pytest.approx(110.0, abs=0.5), "half of it, as the prior weighs as much"
+
+
+def test_a_prediction_that_was_too_short_counts_by_the_time_that_it_took() -> None:
+    """Requests wait behind the same work for as long as they wait, however long that was thought to be."""
+    short, right = BiasFactor(), BiasFactor()
+    for number in range(100):
+        short.add(short.apart_s(10.0 * number), 100.0, 200.0)
+        right.add(right.apart_s(10.0 * number), 200.0, 200.0)
+    assert short.pairs == pytest.approx(right.pairs)
 
 
 def test_short_requests_that_end_before_older_ones_do_not_count_for_them() -> None:

@@ -1,11 +1,10 @@
 """The factor by which times are longer than predicted: what is left once speed and lengths are learned. Pure.
 
 The sum of actual over the sum of predicted seconds. Predictions that waited behind the same requests err alike, so a pair counts by the
-time since the prediction before its own, over its predicted time. That is settled as it is predicted: requests with short outputs end
-before others that are older, and would count for those too. A bias is believed as far as it stands out from the scatter of independent
-pairs: a normal prior of mean 1 (`qlm_core.profiles.calibration.BIAS_DEVIATION`) against the observed variance, with the prior's own as one
-pair more (the conjugate update of a normal mean, its variance by empirical Bayes: Efron and Morris, "Data analysis using Stein's
-estimator", 1975).
+time since the prediction before it, over the longer of its two times; in the order of predictions, as requests with short outputs end
+before older ones and would count for those too. A bias is believed as far as it stands out from the scatter of independent pairs: a normal
+prior of mean 1 (`qlm_core.profiles.calibration.BIAS_DEVIATION`) against the observed variance, with the prior's own as one pair more (the
+conjugate update of a normal mean, its variance by empirical Bayes: Efron and Morris, "Data analysis using Stein's estimator", 1975).
 """
 
 from __future__ import annotations
@@ -39,13 +38,14 @@ class BiasFactor:
         predicted_s = evidence_s / pairs if pairs > 0.0 else 0.0
         return cls(factor * predicted_s, predicted_s, factor * factor * predicted_s, pairs)
 
-    def share(self, at_s: float, own_s: float) -> float:
-        """What a prediction of the formulas, made at `at_s`, counts once its time is known; each is named once, when it is made."""
+    def apart_s(self, at_s: float) -> float:
+        """Seconds since the last prediction, of one that is made at `at_s`."""
         apart_s, self.last_s = at_s - self.last_s, max(self.last_s, at_s)
-        return min(1.0, max(0.0, apart_s) / (SHORT_S + own_s))
+        return max(0.0, apart_s)
 
-    def add(self, share: float, own_s: float, actual_s: float) -> None:
-        """A prediction of the formulas with its `share`, and the actual time."""
+    def add(self, apart_s: float, own_s: float, actual_s: float) -> None:
+        """A prediction of the formulas, made `apart_s` after the one before it, and the actual time."""
+        share = min(1.0, apart_s / (SHORT_S + max(own_s, actual_s)))
         ratio = min(max((actual_s + SHORT_S) / (own_s + SHORT_S), 1.0 / BIAS_MAX), BIAS_MAX)
         kept, weight_s = math.exp(-share / MEMORY), share * (own_s + SHORT_S)
         self.actual_s, self.predicted_s = kept * self.actual_s + weight_s * ratio, kept * self.predicted_s + weight_s

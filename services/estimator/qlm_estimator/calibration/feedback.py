@@ -57,7 +57,7 @@ class _Row:
 @dataclass(slots=True)
 class _Followed:
     """One time of a prediction, made for an engine believed to be so slow. `rows`: those it is followed for, each with the horizon and its
-    weight there; `every`: all, with its share of their bias; `missed`: of LEVELS, whether that was learned."""
+    weight there; `every`: all, with the time since their last prediction; `missed`: of LEVELS, whether that was learned."""
 
     predicted: Predicted
     quantiles: PredictedQuantiles
@@ -103,7 +103,7 @@ class Feedback:
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
             row = wider = self._rows.get(key) or _Row(replace(wider.bias, last_s=-math.inf), deepcopy(wider.errors))
             put_newest(self._rows, key, row, ROWS_MAX)
-            followed.every.append((row, row.bias.share(predicted.at_s, quantiles.own.mean)))
+            followed.every.append((row, row.bias.apart_s(predicted.at_s)))
             horizon = horizon_of(row.bias.level_s(quantiles.own.mean))
             apart_s = predicted.at_s - row.followed_s[horizon]
             if not 0.0 <= apart_s < quantiles.own.mean / PER_WAIT:
@@ -161,8 +161,8 @@ class Feedback:
         predicted = followed.predicted
         scale = self._slowdown_of(predicted.model, predicted.instance) / followed.slowdown
         if abs(scale - 1.0) < CHANGED:
-            for row, share in followed.every:
-                row.bias.add(share, scale * followed.quantiles.own.mean, actual_s)
+            for row, apart_s in followed.every:
+                row.bias.add(apart_s, scale * followed.quantiles.own.mean, actual_s)
 
     def profiles(self, now_s: float) -> tuple[CalibrationProfile, ...]:
         """The rows by key. The errors of those that are beyond their p90 by now count as far as they have come (without them 65% instead of
