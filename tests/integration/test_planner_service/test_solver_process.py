@@ -152,7 +152,12 @@ from qlm_planner.shell.solver_requests import Choice
 async def main():
     worker = SolverWorker(Choice(sys.argv[1]), 600.0)
     worker.start()
-    worker.submit(pickle.load(sys.stdin.buffer), print)
+    job = pickle.load(sys.stdin.buffer)
+
+    def submit(*_):  # again and again: on a busy machine the program may not be built within its limit
+        asyncio.get_running_loop().call_soon(worker.submit, job, submit)
+
+    submit()
     await asyncio.sleep(600)
 
 asyncio.run(main())
