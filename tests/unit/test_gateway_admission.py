@@ -68,7 +68,7 @@ ADMITTED = {
     "first token": slo(2, 0.001),
     "priority": slo(3, 0.0, -1000),
     "greedy": sampled(temperature=0.0, top_p=1.0, min_p=1.0, presence_penalty=-2.0, frequency_penalty=2.0),
-    "hot": sampled(temperature=2.0, top_p=1e-9, repetition_penalty=1e-9, logprobs=20),
+    "hot": sampled(temperature=2.0, top_p=1e-9, repetition_penalty=1e-9, presence_penalty=2.0, frequency_penalty=-2.0, logprobs=20),
     "stops": sampled(stop=("s" * 256,) * 16),
     "schema": sampled(json_schema='{"type": "object"}'),
     "boolean schema": sampled(json_schema="true"),
@@ -93,6 +93,7 @@ REFUSED: dict[str, tuple[RequestDraft, str]] = {
     "repetition inf": (sampled(repetition_penalty=math.inf), "sampling.repetition_penalty"),
     "top_p 0": (sampled(top_p=0.0), "sampling.top_p"),
     "top_p above 1": (sampled(top_p=1.0001), "sampling.top_p"),
+    "logprobs -1": (sampled(logprobs=-1), "sampling.logprobs"),
     "logprobs 21": (sampled(logprobs=21), "sampling.logprobs"),
     "17 stops": (sampled(stop=("s",) * 17), "sampling.stop"),
     "empty stop": (sampled(stop=("",)), "sampling.stop"),
@@ -100,7 +101,7 @@ REFUSED: dict[str, tuple[RequestDraft, str]] = {
     "schema that is none": (sampled(json_schema="{"), "sampling.json_schema"),
     "schema that is a list": (sampled(json_schema="[]"), "sampling.json_schema"),
     "schema without end": (sampled(json_schema="[" * 60_000), "sampling.json_schema"),
-    "long schema": (sampled(json_schema='"' + "x" * 65_536 + '"'), "sampling.json_schema"),
+    "long schema": (sampled(json_schema='{"title": "' + "x" * 65_536 + '"}'), "sampling.json_schema"),
     "empty regex": (sampled(regex=""), "sampling.regex"),
     "token beyond the vocabulary": (tokens(VOCABULARY), "tokens.ids"),
     "length token not last": (tokens(LENGTH_TOKEN_BASE + 7, 5), "tokens.ids"),
@@ -108,6 +109,7 @@ REFUSED: dict[str, tuple[RequestDraft, str]] = {
     "length token of a real model": (tokens(5, LENGTH_TOKEN_BASE + 7, model="exact"), "tokens.ids"),
     "role": (RequestDraft(model="m", chat=chat(("boss", "hi"))), "chat.messages.role"),
     "messages": (RequestDraft(model="m", chat=chat(*[("user", "h")] * 4097)), "chat.messages"),
+    "no more messages than allowed": (RequestDraft(model="m", chat=chat(*[("user", "h")] * 4096)), "prompt"),
     "prompt bytes": (draft(model="exact", text="x" * 501), "prompt"),
 }
 
@@ -196,6 +198,7 @@ def test_log_probabilities_are_bounded_with_the_output(logprobs: int, most: int)
         with pytest.raises(InvalidRequest) as refused:
             admit(sampled(logprobs=logprobs, max_tokens=too_many), entry, 5, LIMITS, lambda: "made")
         assert refused.value.details["field"] == "sampling.logprobs"
+        assert refused.value.details["rule"].endswith(f" {most}")
 
 
 def test_what_a_request_says_is_kept() -> None:
