@@ -71,6 +71,7 @@ ADMITTED = {
     "hot": sampled(temperature=2.0, top_p=1e-9, repetition_penalty=1e-9, presence_penalty=2.0, frequency_penalty=-2.0, logprobs=20),
     "stops": sampled(stop=("s" * 256,) * 16),
     "schema": sampled(json_schema='{"type": "object"}'),
+    "longest schema": sampled(json_schema='{"a": "' + "x" * (65_536 - 9) + '"}'),
     "boolean schema": sampled(json_schema="true"),
     "regex": sampled(regex="a+"),
 }
@@ -101,7 +102,7 @@ REFUSED: dict[str, tuple[RequestDraft, str]] = {
     "schema that is none": (sampled(json_schema="{"), "sampling.json_schema"),
     "schema that is a list": (sampled(json_schema="[]"), "sampling.json_schema"),
     "schema without end": (sampled(json_schema="[" * 60_000), "sampling.json_schema"),
-    "long schema": (sampled(json_schema='{"title": "' + "x" * 65_536 + '"}'), "sampling.json_schema"),
+    "long schema": (sampled(json_schema='{"a": "' + "x" * (65_536 - 8) + '"}'), "sampling.json_schema"),
     "empty regex": (sampled(regex=""), "sampling.regex"),
     "token beyond the vocabulary": (tokens(VOCABULARY), "tokens.ids"),
     "length token not last": (tokens(LENGTH_TOKEN_BASE + 7, 5), "tokens.ids"),
@@ -166,12 +167,13 @@ def test_empty_prompts(request_: RequestDraft) -> None:
     assert refused.value.reason == "EMPTY_PROMPT"
 
 
-@pytest.mark.parametrize("request_", [tokens(*([1] * CONTEXT)), draft(text="x" * (4 * (CONTEXT - 1) + 1))])
+@pytest.mark.parametrize("request_", [tokens(*([1] * CONTEXT)), tokens(*([1] * (CONTEXT + 1))), draft(text="x" * (4 * (CONTEXT - 1) + 1))])
 def test_prompts_that_leave_no_room_are_refused_before_they_are_tokenized(request_: RequestDraft) -> None:
     with pytest.raises(InvalidRequest) as refused:
         check(request_, CATALOGUE, LIMITS)
     assert refused.value.reason == "PROMPT_TOO_LONG"
-    assert refused.value.details == {"prompt_tokens": str(CONTEXT), "context_tokens_max": str(CONTEXT)}
+    prompt_tokens = max(CONTEXT, len(request_.token_ids or ()))
+    assert refused.value.details == {"prompt_tokens": str(prompt_tokens), "context_tokens_max": str(CONTEXT)}
 
 
 def admitted(request: RequestDraft, prompt_tokens: int) -> Admitted:
