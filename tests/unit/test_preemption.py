@@ -312,14 +312,14 @@ def test_the_choice_changes_where_the_lines_cross() -> None:
         (with_fixed(kv_swap_base_ms=0.5, prefill_base_ms=20.0), (0.0, math.inf), "KV swap at any context (there and back 1 ms + 20 us"),
         (with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0), (140.0, math.inf), "KV swap above 140 tokens, up to there evict (there"),
         (
-            replace(with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0), kv_swap=OperationSlowdown(slowdown=2.0)),  # as it was measured
-            (375.0, math.inf),
-            "KV swap above 375 tokens, up to there evict (there and back 32 ms + 40 us",
+            replace(with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0), kv_swap=OperationSlowdown(slowdown=3.0)),  # as it was measured
+            (766.667, math.inf),
+            "KV swap above 767 tokens, up to there evict (there and back 48 ms + 60 us",
         ),
         (
-            replace(with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0), slowdown=2.0),
-            (54.545, math.inf),
-            "20 us a token, computed again 4 ms + 240 us",
+            replace(with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0), slowdown=3.0),
+            (29.4118, math.inf),
+            "20 us a token, computed again 6 ms + 360 us",
         ),
         (with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=0.0, kv_swap_us=90.0), (math.inf, math.inf), "evict at any context (there"),
         (with_fixed(kv_swap_base_ms=0.0, prefill_base_ms=12.0, kv_swap_us=80.0), (0.0, 50.0), "KV swap up to 50 tokens, above evict ("),
@@ -330,10 +330,11 @@ def test_the_text_names_the_chosen_method(row: HardwareProfile, pays: tuple[floa
     assert (first, last) == pytest.approx(pays, rel=1e-4)
     assert said in choice_text(row, 5_000)
     assert "host memory left for 5,000 tokens" in choice_text(row, 5_000)
-    for tokens in (1, 49, 51, 139, 141, 374, 376, 10_000):
+    for tokens in (1, 49, 51, 139, 141, 766, 767, 10_000):
         assert way_of(tokens, row) is (EvictionMethod.OFFLOAD if first < tokens < last else EvictionMethod.ABORT)
 
 
 def test_why_nothing_is_moved_is_said() -> None:
     assert choice_text(GPU, -1) == "evict (no host memory for KV)"
+    assert choice_text(GPU, 0).startswith("KV swap")
     assert choice_text(None, 100) == "evict (nobody measured this model on this GPU)"
